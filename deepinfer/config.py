@@ -1,0 +1,63 @@
+"""Frozen engine configuration: what was decided at construction and never changes afterwards.
+
+`EngineArgs` (engine/arg_utils.py) is the only place that turns user input into these objects; the
+checkpoint's own numbers live in the model's typed config. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """How the forward pass rounds. One of the named presets of `ARITHMETICS`.
+
+    Attributes:
+        name: the preset's name, as `EngineArgs.arithmetic` takes it.
+        compute_dtype: "float32" or "bfloat16", the dtype of activations between operators.
+        quantize_activations: round the inputs of every quantised matrix to E4M3 in groups of 32 with
+            E8M0 scales (`spec` "w8a8"), as the release does.
+        release_caches: keep caches in the release's byte formats; False keeps float32 records and is
+            meant for debugging only.
+    """
+
+    name: str
+    compute_dtype: str
+    quantize_activations: bool
+    release_caches: bool
+
+
+ARITHMETICS: dict[str, Arithmetic] = {
+    a.name: a
+    for a in (
+        Arithmetic("float32", "float32", False, True),
+        Arithmetic("w8a8", "bfloat16", True, True),
+        Arithmetic("bfloat16", "bfloat16", False, True),
+        Arithmetic("plain", "float32", False, False),
+    )
+}
+
+
+@dataclass(frozen=True)
+class CacheConfig:
+    """Sizes of the two cache pools, in tokens and slots; bytes follow from the model's spec."""
+
+    block_size: int  # tokens per paged block
+    num_blocks: int  # blocks in the paged pool, block 0 reserved
+    num_state_slots: int  # slots in the state pool, slot 0 reserved
+    max_backtracking: int  # positions a decode step may take back
+
+
+@dataclass(frozen=True)
+class SchedulerConfig:
+    """Limits of one scheduling step."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    chunked_prefill: bool
+    max_sum_seqlen_k: int  # cap on the sum of total lengths in a prefill step
+    max_prefill_tflops: float  # estimated attention work of a prefill step; 0 means no limit
+    stop_preempted_request: bool
+    num_draft_tokens: int

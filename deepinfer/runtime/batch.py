@@ -1,0 +1,39 @@
+"""Batch: the tensors that one forward reads. Rows are query tokens of all sequences, back to back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One step's inputs on the device; every tensor is int32 and contiguous.
+
+    S sequences, Q query rows in sequence order, R output rows. The rows of a sequence are consecutive
+    positions `seqlens_k - seqlens_q ... seqlens_k - 1`. A step is all prefill or all decode; the model
+    runs the same code for both.
+    """
+
+    input_ids: Tensor  # [Q]
+    positions: Tensor  # [Q]
+    row_seq: Tensor  # [Q] sequence of each row, 0..S-1
+    ngram_ids: Tensor  # [Q, max_ngram] compressed ids of positions p, p-1, ...; pad where there is none
+    cu_seqlens_q: Tensor  # [S + 1]
+    seqlens_k: Tensor  # [S] tokens of the sequence after this step, drafts included
+    state_slots: Tensor  # [S]
+    block_tables: Tensor  # [S, max_blocks] 0 where unused
+    total_lens: Tensor  # [S] tokens known of the sequence: rows of the decoder below what later tokens read are skipped
+    keep_all: Tensor  # [S] 1 when every row's output is wanted (prompt log-probabilities)
+    output_rows: Tensor  # [R] rows whose final hidden state is wanted, ascending
+    max_seqlen_k: int  # max(seqlens_k), known on the host
+    is_prefill: bool
+
+    @property
+    def num_rows(self) -> int:
+        return self.input_ids.shape[0]
+
+    @property
+    def num_seqs(self) -> int:
+        return self.seqlens_k.shape[0]
