@@ -1,0 +1,1 @@
+"""Checkpoint files: tensors, tokenizer, and how a model is built from them."""

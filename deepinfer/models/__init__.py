@@ -1,0 +1,1 @@
+"""Models: what one offers the engine, and one folder for each family."""
