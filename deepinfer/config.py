@@ -20,12 +20,14 @@ class Arithmetic:
             E8M0 scales (`spec` "w8a8"), as the release does.
         release_caches: keep caches in the release's byte formats; False keeps float32 records and is
             meant for debugging only.
+        batch_invariant: products sum in a fixed order, so a row's bits do not depend on its batch.
     """
 
     name: str
     compute_dtype: str
     quantize_activations: bool
     release_caches: bool
+    batch_invariant: bool = True
 
 
 ARITHMETICS: dict[str, Arithmetic] = {
