@@ -11,6 +11,8 @@ rebuilt when its command line, its source or any header it included has changed.
 
 from __future__ import annotations
 
+import fcntl
+import functools
 import importlib.util
 import json
 import os
@@ -94,7 +96,8 @@ class Compile:
         return ""
 
 
-def compiler() -> list[str]:
+@functools.cache
+def compiler() -> tuple[str, ...]:
     """The C++ compiler's command; raises BuildError when it is absent or too old."""
     command = shlex.split(os.environ.get("CXX", "g++"))
     try:
@@ -110,7 +113,7 @@ def compiler() -> list[str]:
         raise BuildError(
             f"{' '.join(command)} is GCC {version}; version {MIN_GCC} or newer is needed (or set CXX)"
         )
-    return command
+    return tuple(command)
 
 
 def include_flags() -> list[str]:
@@ -160,68 +163,74 @@ class BuildNative(build_ext):
 
     def _build(self, name: str) -> bool:
         """Bring one extension up to date; False (with the compiler's output printed) when that failed."""
-        sources = native.module_sources(name)
-        if not sources:
-            print(f"setup.py: {name}: no sources yet, skipped")
-            return True
+        if not native.module_sources(name):
+            print(f"setup.py: csrc/ holds no sources of {name}: the checkout is incomplete", file=sys.stderr)
+            return False
         start_ns = time.time_ns()
         target = self._target(name)
         work = ROOT / "build" / target.parent.name / sysconfig.get_config_var("SOABI") / name
-        cxx, extra = compiler(), shlex.split(os.environ.get("CXXFLAGS", ""))
-        includes = include_flags()
+        work.mkdir(parents=True, exist_ok=True)
+        with open(work / "lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # two builds of one tree take turns
+            units = self._units(name, work)
+            is_changed = self._needs_link(units, target, work)
+            if is_changed and not self._compile_and_link(name, units, target, work):
+                return False
+            self._write_record(name, units, target, start_ns if is_changed else None)
+        print(f"setup.py: {name}: {target.relative_to(ROOT)}", flush=True)
+        return True
+
+    def _units(self, name: str, work: Path) -> list[Compile]:
+        start = [*compiler(), *CXX_FLAGS, *include_flags(), *shlex.split(os.environ.get("CXXFLAGS", ""))]
         units = []
-        for source in sources:
+        for source in native.module_sources(name):
             relative = source.relative_to(ROOT)
             out = work / relative.with_suffix(".o")
-            dependency_flags = ["-MMD", "-MF", str(out.with_suffix(".d"))]
-            command = [
-                *cxx,
-                *CXX_FLAGS,
-                *includes,
-                *extra,
-                *dependency_flags,
-                "-c",
-                str(relative),
-                "-o",
-                str(out),
-            ]
-            units.append(Compile(source, out, command))
-        todo = [unit for unit in units if self.force or not unit.is_current()]
+            files = ["-MF", str(out.with_suffix(".d")), "-c", str(relative), "-o", str(out)]
+            units.append(Compile(source, out, [*start, "-MMD", *files]))
+        return units
+
+    def _link_command(self, units: list[Compile]) -> list[str]:
         objects = [str(unit.object) for unit in units]
-        link = [*cxx, *LINK_FLAGS, *objects, *shlex.split(os.environ.get("LDFLAGS", "")), "-o"]
-        link_record = work / "link.cmd"
-        is_linked = target.exists() and link_record.exists() and link_record.read_text() == shlex.join(link)
-        if todo or not is_linked:
-            link_record.unlink(missing_ok=True)  # until all of it succeeds, the next run has to link
-            print(f"setup.py: {name}: compiling {len(todo)} of {len(units)} files", flush=True)
-            with ThreadPoolExecutor(int(self.parallel or os.cpu_count() or 1)) as pool:
-                errors = [text for text in pool.map(Compile.run, todo) if text]
-            if errors:
-                print("\n".join(errors), file=sys.stderr, flush=True)
-                return False
-            target.parent.mkdir(parents=True, exist_ok=True)
-            fresh = target.with_name(
-                f".{target.name}.{os.getpid()}"
-            )  # replaced whole: another process may have it open
-            result = subprocess.run([*link, str(fresh)], cwd=ROOT)
-            if result.returncode != 0:
-                return False
-            os.replace(fresh, target)
-            link_record.write_text(shlex.join(link))
-        inputs = {path for unit in units for path in unit.inputs() if path.is_relative_to(ROOT / "csrc")}
-        headers = sorted(str(path.relative_to(ROOT / "csrc")) for path in inputs - set(sources))
-        # an edit while the compiler ran leaves a module that matches no state of the tree: recorded as stale
-        is_edited = todo and any(path.stat().st_mtime_ns > start_ns for path in inputs)
-        digest = "" if is_edited else native.source_digest(name, headers)
-        record = {
-            "digest": digest,
-            "headers": headers,
-            "compiler": shlex.join(cxx),
-            "flags": shlex.join([*CXX_FLAGS, *extra]),
-        }
-        native.record_path(target).write_text(json.dumps(record, indent=1) + "\n")
-        print(f"setup.py: {name}: {target.relative_to(ROOT)}")
+        return [*compiler(), *LINK_FLAGS, *objects, *shlex.split(os.environ.get("LDFLAGS", "")), "-o"]
+
+    def _needs_link(self, units: list[Compile], target: Path, work: Path) -> bool:
+        record = work / "link.cmd"
+        is_linked = target.exists() and record.exists()
+        if not is_linked or record.read_text() != shlex.join(self._link_command(units)):
+            return True
+        return bool(self.force) or not all(unit.is_current() for unit in units)
+
+    def _compile_and_link(self, name: str, units: list[Compile], target: Path, work: Path) -> bool:
+        record = work / "link.cmd"
+        record.unlink(missing_ok=True)  # until all of it succeeds, the next run has to link
+        todo = [unit for unit in units if self.force or not unit.is_current()]
+        print(f"setup.py: {name}: compiling {len(todo)} of {len(units)} files", flush=True)
+        with ThreadPoolExecutor(int(self.parallel or len(os.sched_getaffinity(0)))) as pool:
+            errors = [text for text in pool.map(Compile.run, todo) if text]
+        if errors:
+            print("\n".join(errors), file=sys.stderr, flush=True)
+            return False
+        target.parent.mkdir(parents=True, exist_ok=True)
+        fresh = target.with_suffix(".new")  # put in place whole: another process may have the old one open
+        link = self._link_command(units)
+        if subprocess.run([*link, str(fresh)], cwd=ROOT).returncode != 0:
+            return False
+        os.replace(fresh, target)
+        record.write_text(shlex.join(link))
         return True
+
+    def _write_record(self, name: str, units: list[Compile], target: Path, start_ns: int | None) -> None:
+        """Note what the module was made from; `start_ns` is when this build began, None when it was idle."""
+        csrc = ROOT / "csrc"
+        inputs = {path for unit in units for path in unit.inputs() if path.is_relative_to(csrc)}
+        headers = sorted(str(path.relative_to(csrc)) for path in inputs - {unit.source for unit in units})
+        # an edit while the compiler ran leaves a module that matches no state of the tree: noted as stale
+        is_edited = start_ns is not None and any(path.stat().st_mtime_ns > start_ns for path in inputs)
+        digest = "" if is_edited else native.source_digest(name, headers)
+        flags = shlex.join(units[0].command[: units[0].command.index("-MMD")])
+        record = {"digest": digest, "headers": headers, "compiled with": flags}
+        native.record_path(target).write_text(json.dumps(record, indent=1) + "\n")
 
     # What setuptools asks while it packs a wheel or an editable install.
     def get_source_files(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""Finds and loads the two native modules; the one place that knows where they lie and what they are made from.
+"""Finds and loads the two native modules; the only place that knows where they lie and what made them.
 
 Standard library only: `setup.py` loads this file by path before anything is installed. A module that is
 absent, built for another Python or older than its sources is one `NativeBuildError` that names `./build.sh`.
