@@ -1,0 +1,1 @@
+"""What operators share: backend dispatch, index formulas, number formats, position-invariant functions."""
