@@ -1,0 +1,311 @@
+"""Settings: every DEEPINFER_* environment variable, typed and read once.
+
+`Settings.from_env()` runs at an entry point; the object is passed down and pickled to workers, and nothing
+else reads the environment (but `native.py`, which has to know the accelerator before anything is installed).
+An unknown name or a bad value is a ValueError. `python -m deepinfer.settings` prints the documentation's table.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from deepinfer.native import ACCELERATORS
+
+PREFIX = "DEEPINFER_"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How the text of a variable becomes a value."""
+
+    describe: str  # what would work, for messages and for the documentation
+    parse: Callable[[str], Any]  # raises ValueError
+    takes_empty: bool = False  # whether an empty text is a value; else it means unset
+
+
+def env(name: str, default: Any, kind: Kind, help: str, shown_default: str | None = None) -> Any:
+    """A field of Settings.
+
+    Args:
+        name: the environment variable.
+        default: the field's value when the variable is unset.
+        kind: how its text is read.
+        help: one sentence for the documentation.
+        shown_default: the documentation's words for a default that depends on something.
+    """
+    metadata = {"name": name, "kind": kind, "help": help, "shown_default": shown_default}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def _boolean(text: str) -> bool:
+    return text not in ("0", "", "false", "False")
+
+
+def _integer(minimum: int) -> Kind:
+    def parse(text: str) -> int:
+        value = int(text)
+        if value < minimum:
+            raise ValueError
+        return value
+
+    return Kind(f"an integer >= {minimum}", parse)
+
+
+def _number(minimum: float) -> Kind:
+    def parse(text: str) -> float:
+        value = float(text)
+        if not minimum <= value < float("inf"):  # refuses NaN too
+            raise ValueError
+        return value
+
+    return Kind(f"a number >= {minimum:g}", parse)
+
+
+def _choice(*choices: str) -> Kind:
+    def parse(text: str) -> str:
+        if text not in choices:
+            raise ValueError
+        return text
+
+    return Kind(f"one of {', '.join(choices)}", parse)
+
+
+def parse_token_ranges(text: str) -> tuple[tuple[int, int], ...]:
+    """Inclusive ranges of token ids, "0..3,7,10..12" -> ((0, 3), (7, 7), (10, 12)).
+
+    Raises ValueError unless the ids are plain decimal numbers in strictly increasing order.
+    """
+    ranges: list[tuple[int, int]] = []
+    for part in text.split(","):
+        first, dots, last = part.strip().partition("..")
+        for number in (first, last) if dots else (first,):
+            if not (number.isascii() and number.isdigit()):
+                raise ValueError(f"{part!r} is neither a token id nor a range such as 10..12")
+        low, high = int(first), int(last if dots else first)
+        if high < low or (ranges and low <= ranges[-1][1]):
+            raise ValueError(f"{part!r} does not continue in strictly increasing order")
+        ranges.append((low, high))
+    return tuple(ranges)
+
+
+BOOLEAN = Kind("0, false or empty for no, anything else for yes", _boolean, takes_empty=True)
+ANY_INTEGER = Kind("an integer", int)
+TEXT = Kind("any text", str)
+TOKEN_RANGES = Kind("increasing token ids and inclusive ranges such as 0..3,7,10..12", parse_token_ranges)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The process's settings. The whole list is the documentation of the environment."""
+
+    accelerator: str = env(
+        "DEEPINFER_ACCELERATOR",
+        "auto",
+        _choice("auto", *ACCELERATORS),
+        "Device to run on, and the folder that build.sh builds into; auto takes what the machine has.",
+    )
+    batch_invariant: bool | None = env(
+        "DEEPINFER_BATCH_INVARIANT",
+        None,
+        BOOLEAN,
+        "A row's bits never depend on the batch it is computed in.",
+        "1 on a CPU, else 0",
+    )
+    num_draft_tokens: int = env(
+        "DEEPINFER_USE_NEXTN_DECODE",
+        5,
+        _integer(0),
+        "Draft tokens per request and decode step; 0 switches speculative decoding off.",
+    )
+    use_draft_budget: bool = env(
+        "DEEPINFER_ENABLE_MTP_VARLEN",
+        False,
+        BOOLEAN,
+        "Choose how many drafts of each request to verify by the drafter's confidence.",
+    )
+    max_backtracking_tokens: int | None = env(
+        "DEEPINFER_MAX_BACKTRACKING_TOKENS",
+        None,
+        _integer(0),
+        "Positions that a decode step may take back; enlarges the window and compression rings. "
+        "Never less than the draft tokens + 1.",
+        "draft tokens + 1",
+    )
+    use_async_scheduling: bool | None = env(
+        "DEEPINFER_ZERO_OVERHEAD_SCHEDULING",
+        None,
+        BOOLEAN,
+        "Commit a decode step while the device runs the next one.",
+        "1, but 0 for prefill-only engines",
+    )
+    decode_token_blacklist: tuple[tuple[int, int], ...] = env(
+        "DEEPINFER_DECODE_TOKEN_BLACKLIST",
+        (),
+        TOKEN_RANGES,
+        "Token ids that are never sampled.",
+        "none",
+    )
+    sampler_force_topk: int = env(
+        "DEEPINFER_SAMPLER_FORCE_TOPK",
+        0,
+        _integer(0),
+        "Restrict every row to its k best tokens before anything else; 0 means no restriction.",
+    )
+    prefill_max_sum_seqlen_k: int | None = env(
+        "DEEPINFER_PREFILL_MAX_SUM_SEQLEN_K",
+        None,
+        _integer(1),
+        "Cap on the sum of total sequence lengths in a prefill step.",
+        "no cap",
+    )
+    num_state_slots_ratio: float = env(
+        "DEEPINFER_NUM_STATE_SLOTS_RATIO",
+        1.2,
+        _number(1.0),
+        "State slots = int(max_num_seqs * ratio) + 1.",
+    )
+    logging_interval_steps: int = env(
+        "DEEPINFER_LOGGING_INTERVAL_STEP",
+        100,
+        ANY_INTEGER,
+        "Steps between two log lines of the engine, a fifth for prefill-only engines; <= 0 means never.",
+    )
+    cpp_log_level: str = env(
+        "DEEPINFER_CPP_LOG_LEVEL",
+        "info",
+        _choice("off", "error", "warn", "info"),
+        "What the native scheduler logs.",
+    )
+    hf_model_dir: str | None = env(
+        "DEEPINFER_HF_MODEL_DIR",
+        None,
+        TEXT,
+        "Checkpoint that the examples use, a directory or a Hub id.",
+        "the bundled model",
+    )
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] | None = None) -> Settings:
+        """Read all variables.
+
+        Variables of the original release that have no effect here are accepted with one warning.
+
+        Args:
+            environ: the environment; that of the process when None.
+
+        Raises:
+            ValueError: for unknown DEEPINFER_* names (naming the nearest known one) and for values that do
+                not parse (naming variable, value and what would work); one line for each.
+        """
+        environ = os.environ if environ is None else environ
+        fields = {field.metadata["name"]: field for field in dataclasses.fields(cls)}
+        values: dict[str, Any] = {}
+        problems: list[str] = []
+        idle: list[str] = []
+        for name in sorted(name for name in environ if name.startswith(PREFIX)):
+            field = fields.get(name)
+            if field is None:
+                if name in WITHOUT_EFFECT:
+                    idle.append(f"{name} ({WITHOUT_EFFECT[name]})")
+                else:
+                    problems.append(_unknown(name, [*fields, *WITHOUT_EFFECT]))
+                continue
+            kind, text = field.metadata["kind"], environ[name].strip()
+            if text == "" and not kind.takes_empty:
+                continue
+            try:
+                values[field.name] = kind.parse(text)
+            except ValueError as error:
+                detail = f" ({error})" if kind is TOKEN_RANGES else ""
+                problems.append(f"{name}={environ[name]!r}: expected {kind.describe}{detail}")
+        if problems:
+            raise ValueError("\n".join(problems))
+        if idle:
+            warnings.warn(f"without effect in this engine: {'; '.join(idle)}", stacklevel=2)
+        return cls(**values)
+
+
+def _unknown(name: str, known: list[str]) -> str:
+    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
+    return f"{name} is not a variable of this engine; the nearest one is {nearest}"
+
+
+def _without_effect(reason: str, names: str) -> dict[str, str]:
+    return {PREFIX + name: reason for name in names.split()}
+
+
+# Variables of the original release that this engine accepts and does not use, with the reason.
+WITHOUT_EFFECT: dict[str, str] = {
+    **_without_effect(
+        "there is no expert parallelism",
+        "USERBUFFER_COMM_SMS REARRANGE_P2P_GROUPS OVERRIDE_NUM_EXTRA_EXPERTS EXPERT_COUNT_WINDOW_SIZE "
+        "EXPERT_REARRANGEMENT_STEP_INTERVAL REARRANGE_AFTER_PREFILL_IN_NORMAL_ENGINE MOE_LB_STAT_INTERVAL "
+        "FORCE_IMBALANCE_RATIO FORCE_LOAD_BALANCE SHOW_EPLB_DETAIL",
+    ),
+    **_without_effect(
+        "one process is one engine on one device",
+        "NCCL_NUM_SMS GLOO_TIMEOUT NCCL_MEMORY_SAMPLE_INTERVAL_STEPS RINGBUFFER_WARNING_INTERVAL "
+        "PREFILL_ATTEMPT_INTERVAL PREFILL_ANY_ATTEMPT_INTERVAL",
+    ),
+    **_without_effect(
+        "the CPU backend has no device graphs, kernel caches or device memory",
+        "JIT_CACHE_DIR ENFORCE_EAGER CUDAGRAPH_BATCH_SIZE_INTERVAL DFLASH_ENFORCE_EAGER "
+        "DFLASH_CUDAGRAPH_BATCH_SIZE_INTERVAL INDEX_ATTN_MEMORY_LIMIT ENGRAM_FORCE_GPU_STORAGE "
+        "DISABLE_SYNC_GUARD PROFILE_TORCH_CUDA_MEMORY ENABLE_MEMORY_TRACING",
+    ),
+    **_without_effect(
+        "the step-time curve is not measured",
+        "DECODE_PERF_CACHE_DIR DECODE_PERF_CACHE_TTL_SEC",
+    ),
+    **_without_effect("it is read from the checkpoint", "ENGRAM_PAD_TOKEN"),
+    **_without_effect(
+        "the drafter's confidences are used as the checkpoint gives them",
+        "DFLASH_CONFIDENCE_HEAD_TEMPERATURE",
+    ),
+    **_without_effect("this quantity is not computed", "COMPUTE_SUM_SMALLER_PROBS"),
+    **_without_effect(
+        "prompts are always computed exactly", "YOCO_PREFILL_TRUNCATION_MODE YOCO_PREFILL_KEEP_TOKENS"
+    ),
+    **_without_effect("there is no KV store", "PREFILL_STORE_EXTRA_STATE PREFILL_STORE_EXTRA_SIZE"),
+    **_without_effect(
+        "there is no structured output",
+        "XGRAMMAR_DEBUG XGRAMMAR_TIMEOUT XGRAMMAR_DISABLE_CACHE XGRAMMAR_CACHE_LIMIT_BYTES SO_BUILDER_CPUS",
+    ),
+    **_without_effect(
+        "there is no image input",
+        "USE_MULTIMODAL_POOL MULTIMODAL_POOL_SIZE_GB MULTI_MODAL_BUFFER_SIZE MULTI_MODAL_WORKER_TIMEOUT",
+    ),
+    **_without_effect("Python's own garbage collection stays on", "GC_INTERVAL_STEP"),
+    **_without_effect(
+        "there is no profile server", "PROFILE_HTTP_ENABLE PROFILE_HTTP_PORT_BASE TORCH_PROFILER_DIR"
+    ),
+    **_without_effect(
+        "it belongs to a test of the original", "FUSED_SAMPLE_STRESS_TEST FUSED_SAMPLE_DETAIL_LOG"
+    ),
+}
+
+
+def table() -> str:
+    """The documentation's table of all variables, in Markdown."""
+    lines = ["| Variable | Setting | Default | Values | Meaning |", "|---|---|---|---|---|"]
+    for field in dataclasses.fields(Settings):
+        meta = field.metadata
+        default = meta["shown_default"] or str(
+            int(field.default) if field.default is False else field.default
+        )
+        lines.append(
+            f"| `{meta['name']}` | `{field.name}` | {default} | {meta['kind'].describe} | {meta['help']} |"
+        )
+    lines += ["", "| Variable of the original, accepted with a warning | Why it has no effect |", "|---|---|"]
+    lines += [f"| `{name}` | {reason} |" for name, reason in sorted(WITHOUT_EFFECT.items())]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(table(), end="")
