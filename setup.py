@@ -177,7 +177,8 @@ class BuildNative(build_ext):
             if is_changed and not self._compile_and_link(name, units, target, work):
                 return False
             self._write_record(name, units, target, start_ns if is_changed else None)
-        print(f"setup.py: {name}: {target.relative_to(ROOT)}", flush=True)
+        if is_changed or self.distribution.verbose:
+            print(f"setup.py: {name}: {target.relative_to(ROOT)}", flush=True)
         return True
 
     def _units(self, name: str, work: Path) -> list[Compile]:

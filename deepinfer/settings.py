@@ -2,7 +2,7 @@
 
 `Settings.from_env()` runs at an entry point; the object is passed down and pickled to workers, and nothing
 else reads the environment (but `native.py`, which has to know the accelerator before anything is installed).
-An unknown name or a bad value is a ValueError. `python -m deepinfer.settings` prints the documentation's table.
+An unknown name or a bad value is a ValueError. `python -m deepinfer.settings` prints the documentation.
 """
 
 from __future__ import annotations
