@@ -64,7 +64,7 @@ def dotted(where: str, key: str) -> str:
 
 
 def _convert(value: Any, hint: Any, key: str) -> Any:
-    """`value` as the annotated type; an int is accepted where a float is asked for, a bool nowhere but as bool."""
+    """`value` as the annotated type; an int passes as a float, a bool only as a bool."""
     if isinstance(hint, types.UnionType):
         if value is None and type(None) in typing.get_args(hint):
             return None

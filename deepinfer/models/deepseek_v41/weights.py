@@ -1,0 +1,183 @@
+"""Weights: what the modules of DeepSeek-V4.1 load from; streams a checkpoint and checks values on the way.
+
+Every value that is read is checked: a NaN scale byte or a non-finite number is an error naming tensor and file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from deepinfer.checkpoint.dequantize import (
+    GROUP,
+    NAN_E4M3,
+    NAN_SCALE,
+    dequantize_fp4,
+    dequantize_fp8,
+    dequantize_fp8_rows,
+)
+from deepinfer.checkpoint.reader import CheckpointReader
+from deepinfer.layers.experts import Experts
+from deepinfer.layers.linear import Linear
+from deepinfer.models.deepseek_v41.tensors import is_stray
+
+
+@dataclass(frozen=True)
+class QuantTable:
+    """A table of rows kept as stored, dequantised row by row as they are gathered.
+
+    Attributes:
+        rows: [num_rows, width] uint8 (E4M3 bytes) with `scales`, or bfloat16 / float32 without.
+        scales: [num_rows, width / 32] uint8 (E8M0 bytes), or None.
+    """
+
+    rows: Tensor
+    scales: Tensor | None
+
+    def gather(self, index: Tensor) -> Tensor:
+        """Rows `index` ([...] int64, in range) as exact float32 [..., width]."""
+        flat = index.reshape(-1)
+        rows = self.rows.index_select(0, flat)
+        if self.scales is None:
+            out = rows.float()
+        else:
+            out = torch.empty(rows.shape, dtype=torch.float32)
+            dequantize_fp8_rows(rows.view(torch.float8_e4m3fn), self.scales.index_select(0, flat), out)
+        return out.view(*index.shape, -1)
+
+
+class Weights:
+    """The tensors of a proved checkpoint, in the form that modules hold them on the CPU.
+
+    Args:
+        reader: the checkpoint; `tensors.verify` has passed.
+        on_read: called with the stored bytes of each tensor when it has been read (progress).
+    """
+
+    def __init__(self, reader: CheckpointReader, on_read: Callable[[int], object] | None = None):
+        self._reader = reader
+        self._on_read = on_read
+        self._unread = {name for name in reader.names if not is_stray(name)}
+
+    def tensor(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
+        """A bf16 or float32 tensor, in `dtype` or, when None, as stored."""
+        info = self._reader.info(name)
+        if not info.shape:
+            out = self._reader.read(name)
+            _check_finite(self._reader, name, out)
+            self._done(name)
+            return out if dtype is None else out.to(dtype)
+        out = None
+        for start, chunk in self._chunks(name):
+            if out is None:
+                out = torch.empty(info.shape, dtype=dtype or chunk.dtype)
+            _check_finite(self._reader, name, chunk)
+            out[start : start + chunk.shape[0]] = chunk
+        self._done(name)
+        return torch.empty(info.shape, dtype=dtype or torch.float32) if out is None else out
+
+    def linear(self, *prefixes: str) -> Linear:
+        """One matrix as exact float32 [N, K]; several prefixes are stacked on rows, for example w1 and w3.
+
+        Args:
+            prefixes: names without `.weight`; the first names the result. Stacked matrices must be stored alike.
+        """
+        shapes = [self._logical_shape(prefix) for prefix in prefixes]
+        quantized = {f"{prefix}.scale" in self._reader for prefix in prefixes}
+        assert len(quantized) == 1 and len({shape[1] for shape in shapes}) == 1, (
+            f"{prefixes=} {shapes=} {quantized=}"
+        )
+        weight = torch.empty(sum(shape[0] for shape in shapes), shapes[0][1], dtype=torch.float32)
+        start = 0
+        for prefix, shape in zip(prefixes, shapes):
+            self._fill(prefix, weight[start : start + shape[0]])
+            start += shape[0]
+        return Linear(weight, quantized.pop(), prefixes[0])
+
+    def experts(self, prefix: str, num_experts: int) -> Experts:
+        """The routed experts under `prefix` ("layers.0.ffn.experts"), stacked; w13 holds w1's rows, then w3's."""
+        inner, hidden = self._logical_shape(f"{prefix}.0.w1")
+        w13 = torch.empty(num_experts, 2 * inner, hidden, dtype=torch.float32)
+        w2 = torch.empty(num_experts, hidden, inner, dtype=torch.float32)
+        for expert in range(num_experts):
+            self._fill(f"{prefix}.{expert}.w1", w13[expert, :inner])
+            self._fill(f"{prefix}.{expert}.w3", w13[expert, inner:])
+            self._fill(f"{prefix}.{expert}.w2", w2[expert])
+        return Experts(w13, w2, quantized=f"{prefix}.0.w1.scale" in self._reader)
+
+    def table(self, prefix: str) -> QuantTable:
+        """An Engram table under `prefix` ("layers.1.engram.embed"), as stored."""
+        rows = self._stored(f"{prefix}.weight")
+        if f"{prefix}.scale" not in self._reader:
+            return QuantTable(rows, None)
+        return QuantTable(rows.view(torch.uint8), self._stored(f"{prefix}.scale"))
+
+    def check_unread(self) -> None:
+        """Check the values of tensors that no module has read, for example a drafter that is not used."""
+        for name in sorted(self._unread):
+            for _, chunk in self._chunks(name):
+                self._check(name, chunk)
+            self._done(name)
+
+    def _logical_shape(self, prefix: str) -> tuple[int, int]:
+        rows, columns = self._reader.info(f"{prefix}.weight").shape
+        return rows, columns * 2 if self._reader.info(f"{prefix}.weight").dtype == "I8" else columns
+
+    def _fill(self, prefix: str, out: Tensor) -> None:
+        """Dequantise one matrix into `out` [rows, columns] float32, a range of rows at a time."""
+        name, scale_name = f"{prefix}.weight", f"{prefix}.scale"
+        has_scale = scale_name in self._reader
+        dense = has_scale and self._reader.info(name).dtype == "F8_E4M3"
+        scale = self._stored(scale_name) if has_scale else None
+        for start, chunk in self._chunks(name, multiple=GROUP):
+            stop = start + chunk.shape[0]
+            if scale is None:
+                out[start:stop] = chunk
+            elif dense:
+                dequantize_fp8(chunk, scale[start // GROUP : -(-stop // GROUP)], out[start:stop])
+            else:
+                dequantize_fp4(chunk, scale[start:stop], out[start:stop])
+            _check_finite(self._reader, name, out[start:stop])
+        self._done(name)
+
+    def _stored(self, name: str) -> Tensor:
+        """A tensor as stored; read once into place and checked in slices."""
+        data = self._reader.read(name)
+        for start, stop in self._reader.row_ranges(name):
+            self._check(name, data[start:stop])
+        self._done(name)
+        return data
+
+    def _chunks(self, name: str, multiple: int = 1) -> Iterator[tuple[int, Tensor]]:
+        for start, stop in self._reader.row_ranges(name, multiple):
+            yield start, self._reader.read_rows(name, start, stop)
+
+    def _check(self, name: str, chunk: Tensor) -> None:
+        """Refuse values that mean NaN or infinity in the tensor's own format."""
+        dtype = self._reader.info(name).dtype
+        if dtype == "F8_E8M0":
+            if chunk.numel() and int(chunk.max()) == NAN_SCALE:
+                raise self._reader.error(name, "holds a NaN scale byte (E8M0 255)")
+        elif dtype == "F8_E4M3":
+            if bool(((chunk.view(torch.uint8) & NAN_E4M3) == NAN_E4M3).any()):
+                raise self._reader.error(name, "holds a NaN (E4M3)")
+        elif chunk.is_floating_point():
+            _check_finite(self._reader, name, chunk)
+
+    def _done(self, name: str) -> None:
+        """Count a tensor as read."""
+        if name in self._unread:
+            self._unread.remove(name)
+            if self._on_read is not None:
+                self._on_read(self._reader.info(name).nbytes)
+
+
+def _check_finite(reader: CheckpointReader, name: str, values: Tensor) -> None:
+    """Refuse NaN and infinity; minimum and maximum show both in one pass without a temporary."""
+    if values.numel():
+        low, high = torch.aminmax(values)
+        if not bool(torch.isfinite(low) & torch.isfinite(high)):
+            raise reader.error(name, "holds a value that is not finite")
