@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import BinaryIO
 
 import torch
 from torch import Tensor
@@ -47,7 +47,7 @@ class CheckpointReader:
     def __init__(self, path: str | Path):
         self.path = Path(path)
         index_path = self.path / INDEX_NAME
-        self._files: dict[Path, BinaryIO] = {}
+        self._files: dict[Path, int] = {}  # open file descriptors
         if index_path.is_file():
             self.index_file = index_path
             self._tensors = _read_sharded(index_path)
@@ -88,7 +88,7 @@ class CheckpointReader:
         return data.view(_TORCH_DTYPES[info.dtype]).view(stop - start, *info.shape[1:])
 
     def row_ranges(self, name: str, multiple: int = 1) -> Iterator[tuple[int, int]]:
-        """Consecutive row ranges of a tensor, about `CHUNK_BYTES` each, starting at multiples of `multiple`."""
+        """Consecutive row ranges of a tensor, about `CHUNK_BYTES` each; they start at multiples of `multiple`."""
         info = self.info(name)
         num_rows = info.shape[0]
         row_bytes = max(info.nbytes // max(num_rows, 1), 1)
@@ -123,7 +123,7 @@ class CheckpointReader:
     def close(self) -> None:
         """Close the shards; reading opens them again."""
         for file in self._files.values():
-            file.close()
+            os.close(file)
         self._files.clear()
 
     def __enter__(self) -> CheckpointReader:
@@ -138,12 +138,10 @@ class CheckpointReader:
         view = memoryview(data.numpy())
         try:
             if info.file not in self._files:
-                self._files[info.file] = open(info.file, "rb", buffering=0)
-            file = self._files[info.file]
-            file.seek(info.offset + offset)
+                self._files[info.file] = os.open(info.file, os.O_RDONLY)
             done = 0
             while done < nbytes:
-                count = file.readinto(view[done:])
+                count = os.preadv(self._files[info.file], [view[done:]], info.offset + offset + done)
                 if not count:
                     raise self.error(
                         name, f"truncated: {nbytes - done} bytes are missing at the end of the file"

@@ -130,8 +130,9 @@ def _check_layout(tensors: dict[str, TensorInfo], path: Path, data_start: int, s
     for name, info in sorted(tensors.items(), key=lambda item: (item[1].offset, item[1].nbytes)):
         if info.offset != expected:
             fault = "overlaps the tensor before it" if info.offset < expected else "leaves a gap before it"
+            begin = info.offset - data_start
             raise CheckpointError(
-                f"its data begins at byte {info.offset - data_start}, expected {expected - data_start}: {fault}",
+                f"data_offsets out of range: begins at {begin}, expected {expected - data_start}; {fault}",
                 tensor=name,
                 file=str(path),
             )

@@ -1,4 +1,4 @@
-"""Rules that a DeepSeek-V4.1 configuration must satisfy; each refusal names key, value and what is supported."""
+"""Rules that a DeepSeek-V4.1 configuration must satisfy; a refusal names key, value and what is supported."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ _FIXED_QUANTIZATION_VALUES: dict[str, Any] = {
     "expert_dtype": "fp4",
 }
 _POSITIVE_TEXT_VALUES = (
-    "vocab_size hidden_size num_hidden_layers num_attention_heads q_lora_rank o_lora_rank o_groups swiglu_limit "
-    "moe_intermediate_size n_routed_experts num_experts_per_tok routed_scaling_factor rms_norm_eps "
+    "vocab_size hidden_size num_hidden_layers num_attention_heads q_lora_rank o_lora_rank o_groups "
+    "swiglu_limit moe_intermediate_size n_routed_experts num_experts_per_tok routed_scaling_factor rms_norm_eps "
     "max_position_embeddings rope_theta compress_rope_theta sliding_window index_n_heads index_topk "
     "candidate_topk_blocks hc_sinkhorn_iters hc_eps engram_vocab_size engram_n_heads engram_head_dim "
     "engram_compressed_vocab_size"
@@ -108,8 +108,8 @@ def _check_layers(config: DeepseekV41Config) -> None:
         _refuse(
             "compress_ratios",
             list(ratios),
-            f"{num_layers + config.num_nextn_predict_layers} entries (num_hidden_layers + num_nextn_predict_layers), "
-            f"got {len(ratios)}",
+            f"{num_layers + config.num_nextn_predict_layers} entries, num_hidden_layers + "
+            f"num_nextn_predict_layers; got {len(ratios)}",
         )
     if not set(ratios) <= {0, 1, 2}:
         _refuse("compress_ratios", list(ratios), "entries 0, 1 and 2")
@@ -162,7 +162,7 @@ def _check_layers(config: DeepseekV41Config) -> None:
         _refuse(
             "kv_source_layer_ids",
             list(config.kv_source_layer_ids),
-            f"exactly one source from layer {config.first_decoder_layer} on: that layer itself, the first of ratio 1",
+            f"exactly one source from layer {config.first_decoder_layer} on: that layer, the first of ratio 1",
         )
 
 
