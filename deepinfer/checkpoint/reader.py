@@ -88,7 +88,7 @@ class CheckpointReader:
         return data.view(_TORCH_DTYPES[info.dtype]).view(stop - start, *info.shape[1:])
 
     def row_ranges(self, name: str, multiple: int = 1) -> Iterator[tuple[int, int]]:
-        """Consecutive row ranges of a tensor, about `CHUNK_BYTES` each; they start at multiples of `multiple`."""
+        """Consecutive row ranges of about `CHUNK_BYTES` each; they start at multiples of `multiple`."""
         info = self.info(name)
         num_rows = info.shape[0]
         row_bytes = max(info.nbytes // max(num_rows, 1), 1)

@@ -1,4 +1,4 @@
-"""Typed configuration of DeepSeek-V4.1: the proved keys of `config.json` and the numbers that follow from them.
+"""Typed configuration of DeepSeek-V4.1: the proved keys of `config.json` and what follows from them.
 
 Field names are the checkpoint's own. The rules that values must satisfy stand in `config_rules.py`.
 """
@@ -219,7 +219,7 @@ class DeepseekV41Config(TextConfig):
         return source is not None and layer_id > source and layer_id in self.index_source_layer_ids
 
     def uses_yarn(self, layer_id: int) -> bool:
-        """Whether every rotation of a layer has base `compress_rope_theta` and YaRN, not plain `rope_theta`."""
+        """Whether all rotations of a layer have base `compress_rope_theta` and YaRN, or plain `rope_theta`."""
         return self.compress_ratios[layer_id] > 0
 
     @cached_property

@@ -40,10 +40,10 @@ _FIXED_QUANTIZATION_VALUES: dict[str, Any] = {
 }
 _POSITIVE_TEXT_VALUES = (
     "vocab_size hidden_size num_hidden_layers num_attention_heads q_lora_rank o_lora_rank o_groups "
-    "swiglu_limit moe_intermediate_size n_routed_experts num_experts_per_tok routed_scaling_factor rms_norm_eps "
-    "max_position_embeddings rope_theta compress_rope_theta sliding_window index_n_heads index_topk "
-    "candidate_topk_blocks hc_sinkhorn_iters hc_eps engram_vocab_size engram_n_heads engram_head_dim "
-    "engram_compressed_vocab_size"
+    "swiglu_limit moe_intermediate_size n_routed_experts num_experts_per_tok routed_scaling_factor "
+    "rms_norm_eps max_position_embeddings rope_theta compress_rope_theta sliding_window "
+    "index_n_heads index_topk candidate_topk_blocks hc_sinkhorn_iters hc_eps engram_vocab_size "
+    "engram_n_heads engram_head_dim engram_compressed_vocab_size"
 ).split()
 _POSITIVE_DRAFTER_VALUES = (
     "dspark_block_size dspark_markov_rank dspark_n_routed_experts dspark_num_experts_per_tok"
@@ -162,7 +162,7 @@ def _check_layers(config: DeepseekV41Config) -> None:
         _refuse(
             "kv_source_layer_ids",
             list(config.kv_source_layer_ids),
-            f"exactly one source from layer {config.first_decoder_layer} on: that layer, the first of ratio 1",
+            f"exactly one source from layer {config.first_decoder_layer} on: the first of ratio 1 itself",
         )
 
 

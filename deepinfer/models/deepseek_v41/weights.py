@@ -1,6 +1,7 @@
 """Weights: what the modules of DeepSeek-V4.1 load from; streams a checkpoint and checks values on the way.
 
-Every value that is read is checked: a NaN scale byte or a non-finite number is an error naming tensor and file.
+Every value that is read is checked: a NaN scale byte or a number that is not finite is an error that names
+tensor and file.
 """
 
 from __future__ import annotations
@@ -65,11 +66,6 @@ class Weights:
     def tensor(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
         """A bf16 or float32 tensor, in `dtype` or, when None, as stored."""
         info = self._reader.info(name)
-        if not info.shape:
-            out = self._reader.read(name)
-            _check_finite(self._reader, name, out)
-            self._done(name)
-            return out if dtype is None else out.to(dtype)
         out = None
         for start, chunk in self._chunks(name):
             if out is None:
@@ -77,10 +73,11 @@ class Weights:
             _check_finite(self._reader, name, chunk)
             out[start : start + chunk.shape[0]] = chunk
         self._done(name)
-        return torch.empty(info.shape, dtype=dtype or torch.float32) if out is None else out
+        assert out is not None, f"{name=} {info.shape=}"
+        return out
 
     def linear(self, *prefixes: str) -> Linear:
-        """One matrix as exact float32 [N, K]; several prefixes are stacked on rows, for example w1 and w3.
+        """One matrix as exact float32 [N, K]; several are stacked on rows, for example w1 and w3.
 
         Args:
             prefixes: names without `.weight`; the first names the result. Stacked matrices must be stored alike.
@@ -98,7 +95,7 @@ class Weights:
         return Linear(weight, quantized.pop(), prefixes[0])
 
     def experts(self, prefix: str, num_experts: int) -> Experts:
-        """The routed experts under `prefix` ("layers.0.ffn.experts"), stacked; w13 holds w1's rows, then w3's."""
+        """The routed experts under `prefix` ("layers.0.ffn.experts"); w13 holds w1's rows, then w3's."""
         inner, hidden = self._logical_shape(f"{prefix}.0.w1")
         w13 = torch.empty(num_experts, 2 * inner, hidden, dtype=torch.float32)
         w2 = torch.empty(num_experts, hidden, inner, dtype=torch.float32)
