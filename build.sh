@@ -146,12 +146,12 @@ import tomllib
 project = tomllib.load(open("pyproject.toml", "rb"))
 print(*project["build-system"]["requires"], *project["project"]["optional-dependencies"]["test"], sep="\n")')
     torch_arguments
-    say "installing $requirements"
-    "$python" -m pip install --quiet --disable-pip-version-check \
+    say "installing $requirements and the test tools (some hundred MB, a minute or more)"
+    "$python" -m pip install -qq --disable-pip-version-check \
         -r "$requirements" "${build_and_test[@]}" "${torch_args[@]+"${torch_args[@]}"}" ||
         die "installing $requirements failed: see pip's message above"
     build_extensions # pip would hide the compiler's words
-    "$python" -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps -e . ||
+    "$python" -m pip install -qq --disable-pip-version-check --no-build-isolation --no-deps -e . ||
         die "installing the package failed: see pip's message above"
     echo "$wanted" >"$stamp"
 }

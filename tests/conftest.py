@@ -1,0 +1,79 @@
+"""Fixtures of all rooms: a clean environment, seeds from the test's id, devices, models and golden data."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+# Before torch is imported: no test reaches a hub, and the caller's own settings change no result.
+os.environ["HF_HUB_OFFLINE"] = "1"
+for _name in [
+    name for name in os.environ if name.startswith("DEEPINFER_") and name != "DEEPINFER_ACCELERATOR"
+]:
+    del os.environ[_name]
+
+from tests.support.golden import Golden, TensorFile, golden, golden_units  # noqa: E402
+from tests.support.paths import TINY_QUANT, V41_TINY  # noqa: E402
+
+
+def seed_of(test_id: str) -> int:
+    """A test's seed: the same for every run and order, different between tests."""
+    return zlib.crc32(test_id.encode())
+
+
+@pytest.fixture(autouse=True)
+def seed(request: pytest.FixtureRequest) -> int:
+    """Seeds Python, numpy and torch (where the test's modules have loaded them) and gives the number."""
+    value = seed_of(request.node.nodeid)
+    random.seed(value)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(value)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(value)
+    return value
+
+
+@pytest.fixture(params=["cpu"])
+def device(request: pytest.FixtureRequest) -> str:
+    """Every device that operators are tested on."""
+    return request.param
+
+
+@pytest.fixture
+def torch_threads() -> Iterator[None]:
+    """Restores torch's thread count after a test that changes it."""
+    import torch
+
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def tiny_quant() -> Path:
+    """Directory of the random model in the release's number formats."""
+    return TINY_QUANT
+
+
+@pytest.fixture(scope="session")
+def v41_tiny() -> Path:
+    """Directory of the bundled trained model."""
+    return V41_TINY
+
+
+@pytest.fixture(scope="session", params=["tiny-quant", "v41-tiny"])
+def golden_model(request: pytest.FixtureRequest) -> Golden:
+    """Golden data and checkpoint of each model in turn."""
+    return golden(request.param)
+
+
+@pytest.fixture(scope="session")
+def units() -> TensorFile:
+    """Golden data of single blocks."""
+    return golden_units()

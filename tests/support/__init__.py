@@ -1,0 +1,1 @@
+"""What tests of several rooms share: paths, golden data, comparisons, clean environments."""

@@ -1,0 +1,11 @@
+"""Where the repository keeps what tests read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+V41_TINY = ROOT / "examples" / "v41-tiny"  # the bundled trained model
+TINY_QUANT = ROOT / "tests" / "data" / "tiny-quant"  # random weights in the release's formats
+GOLDEN = ROOT / "tests" / "data" / "golden"
+MODELS = {"v41-tiny": V41_TINY, "tiny-quant": TINY_QUANT}
