@@ -57,13 +57,29 @@ class ModelSpec:
     compression: tuple[CompressionSpec, ...]
 
 
+@dataclass(frozen=True)
+class ForwardOutput:
+    """What one forward hands up.
+
+    Attributes:
+        hidden_states: [R, hidden] of `batch.output_rows`, after the last norm.
+        features: [F, width] inputs of the built-in drafter's context, None when they were not asked for.
+        feature_rows: [F] int64, ascending rows of the batch that `features` belong to, None likewise. They
+            include the last `window` positions of every sequence's known tokens that are in the batch.
+    """
+
+    hidden_states: Tensor
+    features: Tensor | None = None
+    feature_rows: Tensor | None = None
+
+
 class Model(Protocol):
     """The calls of one step, on one device."""
 
     spec: ModelSpec
 
-    def forward(self, batch: Batch, caches: Caches) -> Tensor:
-        """Run the backbone and write its caches; hidden states of `batch.output_rows`."""
+    def forward(self, batch: Batch, caches: Caches, want_features: bool = False) -> ForwardOutput:
+        """Run the backbone and write its caches."""
 
     def compute_logits(self, hidden_states: Tensor) -> Tensor:
         """[rows, hidden] -> float32 [rows, vocab]."""

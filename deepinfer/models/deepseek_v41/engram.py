@@ -1,0 +1,93 @@
+"""Engram: table rows chosen by a hash of the last tokens, gated into the residual streams.
+
+Which rows a token needs depends on token ids alone, so all tables are hashed at the start of a forward.
+The only barriers of an n-gram are the start of the sequence and tokens of images; they arrive as pad ids
+in `Batch.ngram_ids`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from deepinfer.config import Arithmetic
+from deepinfer.layers.linear import Linear
+from deepinfer.models.deepseek_v41.config import DeepseekV41Config
+from deepinfer.models.deepseek_v41.weights import QuantTable, Weights
+from deepinfer.ops.gemm import linear
+from tilelang_ops.engram import gate_streams, hash_ngrams
+from tilelang_ops.memory import gather_dequantize
+
+
+@dataclass(frozen=True)
+class EngramHasher:
+    """The hash constants of all tables.
+
+    Attributes:
+        multipliers: [tables, max_ngram] int64.
+        primes, offsets: [tables, columns] int64.
+    """
+
+    multipliers: Tensor
+    primes: Tensor
+    offsets: Tensor
+
+    @classmethod
+    def build(cls, config: DeepseekV41Config, device: torch.device | str = "cpu") -> EngramHasher:
+        """Constants of `config.engram` as tensors."""
+        constants = config.engram
+        parts = (constants.multipliers, constants.primes, constants.offsets)
+        return cls(*(torch.tensor(part, dtype=torch.int64, device=device) for part in parts))
+
+    def __call__(self, ngram_ids: Tensor) -> Tensor:
+        """[n, max_ngram] int32 -> rows [tables, n, columns] int32, in the order of `engram_layer_ids`."""
+        return hash_ngrams(ngram_ids, self.multipliers, self.primes, self.offsets)
+
+
+@dataclass(frozen=True)
+class Engram:
+    """One layer's table and gate.
+
+    Attributes:
+        table: [rows, width], as stored.
+        wkv: [(m + 1) * hidden, columns * width], to one key for each stream and one value.
+        weight: [m, hidden] float32, product of the norms' weights of stream and key.
+    """
+
+    table: QuantTable
+    wkv: Linear
+    weight: Tensor
+    eps: float
+    arithmetic: Arithmetic
+
+    @classmethod
+    def load(cls, weights: Weights, prefix: str, config: DeepseekV41Config, arithmetic: Arithmetic) -> Engram:
+        """Read the tensors under `prefix` ("layers.1.engram")."""
+        q_weight = weights.tensor(f"{prefix}.q_weight", torch.float32)
+        k_weight = weights.tensor(f"{prefix}.k_weight", torch.float32)
+        return cls(
+            table=weights.table(f"{prefix}.embed"),
+            wkv=weights.linear(f"{prefix}.wkv"),
+            weight=q_weight * k_weight,
+            eps=config.rms_norm_eps,
+            arithmetic=arithmetic,
+        )
+
+    def __call__(self, streams: Tensor, table_rows: Tensor, is_image: Tensor | None = None) -> Tensor:
+        """Add the gated value to every stream.
+
+        Args:
+            streams: [n, m, hidden] compute dtype.
+            table_rows: [n, columns] int32, this table's part of `EngramHasher`.
+            is_image: [n] bool, rows that pass through unchanged; None when there is none.
+
+        Returns:
+            [n, m, hidden] compute dtype.
+        """
+        rows = gather_dequantize(self.table.rows, self.table.scales, table_rows, streams.dtype)
+        # Stored rows are E4M3 with a scale already: the product takes them as they are in every arithmetic.
+        key_value = linear(rows.flatten(1), self.wkv.weight, batch_invariant=self.arithmetic.batch_invariant)
+        gated = gate_streams(streams, key_value, self.weight, self.eps)
+        return gated if is_image is None else torch.where(is_image.view(-1, 1, 1), streams, gated)

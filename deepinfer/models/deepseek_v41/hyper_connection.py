@@ -1,0 +1,132 @@
+"""Residual streams of a block of rows, and the site in front of a sublayer that mixes them (mHC).
+
+A row carries m residual streams instead of one. In front of every sublayer a site computes, from the
+streams, three mixes: `pre` collapses the streams into one vector, `post` spreads the sublayer's output
+over them and `comb` mixes them among themselves. The scheme is single-pass: a site's `post` and `comb`
+serve its own sublayer, its `pre` serves the next one, so collapsing never waits for the site's product.
+
+Adding an output is lazy: `Streams` keeps it pending, and the next site computes new streams, their
+mean square and the collapsed input in one operator. A kernel that also does the product and the
+coefficients takes the place of `HyperConnection.__call__`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from deepinfer.config import Arithmetic
+from deepinfer.layers.linear import Linear
+from deepinfer.models.deepseek_v41.config import DeepseekV41Config
+from deepinfer.models.deepseek_v41.weights import Weights
+from tilelang_ops.hyper_connection import advance_streams, expand_streams, mix_coefficients
+
+
+@dataclass(frozen=True)
+class Streams:
+    """The residual streams of n rows.
+
+    Attributes:
+        values: [n, m, hidden] compute dtype.
+        pre: [n, m] float32, the mix that collapses the streams for the next sublayer.
+        post: [n, m] float32 and
+        comb: [n, m, m] float32, the mixes that add the output of the sublayer being computed; None before
+            the first site.
+        output: [n, hidden] compute dtype, a sublayer's output that `values` does not hold yet.
+    """
+
+    values: Tensor
+    pre: Tensor
+    post: Tensor | None = None
+    comb: Tensor | None = None
+    output: Tensor | None = None
+
+    @classmethod
+    def start(cls, embeddings: Tensor, num_streams: int) -> Streams:
+        """Every stream a copy of the row's embedding ([n, hidden]); the first sublayer reads stream 0."""
+        values = embeddings.unsqueeze(1).repeat(1, num_streams, 1)
+        pre = torch.zeros(values.shape[:2], dtype=torch.float32, device=values.device)
+        pre[:, 0] = 1.0
+        return cls(values, pre)
+
+    def add(self, output: Tensor) -> Streams:
+        """With a sublayer's output ([n, hidden]) pending."""
+        return replace(self, output=output)
+
+    def settled(self) -> Streams:
+        """With nothing pending."""
+        if self.output is None:
+            return self
+        values = expand_streams(self.values, self.output, self.post, self.comb)
+        return replace(self, values=values, output=None)
+
+    def take(self, places: Tensor) -> Streams:
+        """The rows at `places` ([k] int64)."""
+        parts = (self.values, self.pre, self.post, self.comb, self.output)
+        return Streams(*(None if part is None else part.index_select(0, places) for part in parts))
+
+    def mean(self) -> Tensor:
+        """[n, hidden] mean of the streams in float32, rounded once; nothing may be pending."""
+        assert self.output is None, "an output is pending"
+        return self.values.float().mean(1).to(self.values.dtype)
+
+    def collapse(self) -> Tensor:
+        """[n, hidden]: settle and collapse with the last mix, after the last sublayer."""
+        return advance_streams(self.values, self.pre, self.output, self.post, self.comb)[1]
+
+
+@dataclass(frozen=True)
+class HyperConnection:
+    """The site in front of one sublayer.
+
+    Attributes:
+        project: [(2 + m) * m, m * hidden], from the streams side by side to the entries of the three mixes.
+        scale: [(2 + m) * m] float32, the checkpoint's three scales spread over the entries of their mixes.
+        base: [(2 + m) * m] float32.
+    """
+
+    project: Linear
+    scale: Tensor
+    base: Tensor
+    num_streams: int
+    num_rounds: int
+    eps: float
+    norm_eps: float
+    arithmetic: Arithmetic
+
+    @classmethod
+    def load(
+        cls, weights: Weights, prefix: str, config: DeepseekV41Config, arithmetic: Arithmetic
+    ) -> HyperConnection:
+        """Read the site whose tensors are `<prefix>_fn`, `_scale` and `_base` ("layers.0.hc_attn")."""
+        m = config.hc_mult
+        scale = weights.tensor(f"{prefix}_scale", torch.float32)
+        return cls(
+            project=Linear(weights.tensor(f"{prefix}_fn", torch.float32), False, f"{prefix}_fn"),
+            scale=scale.repeat_interleave(torch.tensor([m, m, m * m], device=scale.device)),
+            base=weights.tensor(f"{prefix}_base", torch.float32),
+            num_streams=m,
+            num_rounds=config.hc_sinkhorn_iters,
+            eps=config.hc_eps,
+            norm_eps=config.rms_norm_eps,
+            arithmetic=arithmetic,
+        )
+
+    def __call__(self, streams: Streams) -> tuple[Tensor, Streams]:
+        """The sublayer's input before its norm, [n, hidden], and settled streams with this site's mixes."""
+        values, collapsed, mean_square = advance_streams(
+            streams.values, streams.pre, streams.output, streams.post, streams.comb
+        )
+        pre, post, comb = mix_coefficients(
+            self.project(values.flatten(1), self.arithmetic, torch.float32),
+            mean_square,
+            self.scale,
+            self.base,
+            num_streams=self.num_streams,
+            num_rounds=self.num_rounds,
+            eps=self.eps,
+            norm_eps=self.norm_eps,
+        )
+        return collapsed, Streams(values, pre, post, comb)

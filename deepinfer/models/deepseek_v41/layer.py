@@ -1,0 +1,88 @@
+"""One backbone layer: Engram where it has one, attention and experts, each behind its mixing site."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from deepinfer.config import Arithmetic
+from deepinfer.layers.norm import RMSNorm
+from deepinfer.models.deepseek_v41.attention import Attention
+from deepinfer.models.deepseek_v41.config import DeepseekV41Config
+from deepinfer.models.deepseek_v41.engram import Engram
+from deepinfer.models.deepseek_v41.hyper_connection import HyperConnection, Streams
+from deepinfer.models.deepseek_v41.moe import MoE
+from deepinfer.models.deepseek_v41.weights import Weights
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The parts of one layer; the model walks through them, because rows may narrow on the way.
+
+    Attributes:
+        engram: None in most layers.
+        table: place of the layer's table among the Engram tables, -1 without one.
+    """
+
+    layer_id: int
+    attn_hc: HyperConnection
+    attn_norm: RMSNorm
+    attention: Attention
+    ffn_hc: HyperConnection
+    ffn_norm: RMSNorm
+    moe: MoE
+    engram: Engram | None = None
+    table: int = -1
+
+    @classmethod
+    def load(
+        cls, weights: Weights, layer_id: int, config: DeepseekV41Config, arithmetic: Arithmetic
+    ) -> Layer:
+        """Read backbone layer `layer_id`."""
+        prefix = f"layers.{layer_id}"
+        has_engram = layer_id in config.engram_layer_ids
+        return cls(
+            layer_id=layer_id,
+            attn_hc=HyperConnection.load(weights, f"{prefix}.hc_attn", config, arithmetic),
+            attn_norm=_norm(weights, f"{prefix}.attn_norm", config),
+            attention=Attention.load(weights, f"{prefix}.attn", layer_id, config, arithmetic),
+            ffn_hc=HyperConnection.load(weights, f"{prefix}.hc_ffn", config, arithmetic),
+            ffn_norm=_norm(weights, f"{prefix}.ffn_norm", config),
+            moe=MoE.load(
+                weights,
+                f"{prefix}.ffn",
+                config,
+                arithmetic,
+                num_experts=config.n_routed_experts,
+                num_selected=config.num_experts_per_tok,
+            ),
+            engram=Engram.load(weights, f"{prefix}.engram", config, arithmetic) if has_engram else None,
+            table=config.engram_layer_ids.index(layer_id) if has_engram else -1,
+        )
+
+    def enter(self, streams: Streams, table_rows: Tensor | None) -> tuple[Tensor, Streams]:
+        """Engram, then the attention's site and norm.
+
+        Args:
+            streams: n rows, an output pending or not.
+            table_rows: [n, columns] int32 for a layer with Engram, else None.
+
+        Returns:
+            the attention's input [n, hidden] and the settled streams at its entry.
+        """
+        if self.engram is not None:
+            settled = streams.settled()
+            streams = Streams(self.engram(settled.values, table_rows), settled.pre)
+        x, streams = self.attn_hc(streams)
+        return self.attn_norm(x), streams
+
+    def feed_forward(self, streams: Streams) -> Streams:
+        """The experts' site, norm and experts; their output is left pending."""
+        x, streams = self.ffn_hc(streams)
+        return streams.add(self.moe(self.ffn_norm(x)))
+
+
+def _norm(weights: Weights, prefix: str, config: DeepseekV41Config) -> RMSNorm:
+    return RMSNorm(weights.tensor(f"{prefix}.weight", torch.float32), config.rms_norm_eps)

@@ -1,0 +1,1 @@
+"""Operator `gate_streams`: see op.py for its meaning."""

@@ -1,0 +1,1 @@
+"""Operator `hash_ngrams`: see op.py for its meaning."""

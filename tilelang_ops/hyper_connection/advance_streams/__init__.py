@@ -1,0 +1,1 @@
+"""Operator `advance_streams`: see op.py for its meaning."""

@@ -1,0 +1,1 @@
+"""Operator `collapse_streams`: see op.py for its meaning."""

@@ -1,0 +1,1 @@
+"""Operator `expand_streams`: see op.py for its meaning."""

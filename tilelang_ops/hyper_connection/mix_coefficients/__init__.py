@@ -1,0 +1,1 @@
+"""Operator `mix_coefficients`: see op.py for its meaning."""

@@ -1,0 +1,1 @@
+"""Operator `gather_dequantize`: see op.py for its meaning."""

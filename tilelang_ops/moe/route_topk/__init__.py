@@ -1,0 +1,1 @@
+"""Operator `route_topk`: see op.py for its meaning."""

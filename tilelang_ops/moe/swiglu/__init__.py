@@ -1,0 +1,1 @@
+"""Operator `swiglu`: see op.py for its meaning."""
