@@ -219,7 +219,7 @@ class DeepseekV41Config(TextConfig):
         return source is not None and layer_id > source and layer_id in self.index_source_layer_ids
 
     def uses_yarn(self, layer_id: int) -> bool:
-        """Whether all rotations of a layer have base `compress_rope_theta` and YaRN, or plain `rope_theta`."""
+        """Whether rotations of a layer have base `compress_rope_theta` and YaRN, or plain `rope_theta`."""
         return self.compress_ratios[layer_id] > 0
 
     @cached_property

@@ -80,7 +80,7 @@ class Weights:
         """One matrix as exact float32 [N, K]; several are stacked on rows, for example w1 and w3.
 
         Args:
-            prefixes: names without `.weight`; the first names the result. Stacked matrices must be stored alike.
+            prefixes: names without `.weight`; the first names the result. All must be stored alike.
         """
         shapes = [self._logical_shape(prefix) for prefix in prefixes]
         quantized = {f"{prefix}.scale" in self._reader for prefix in prefixes}
