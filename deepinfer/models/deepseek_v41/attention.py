@@ -1,0 +1,215 @@
+"""Attention of one layer: its sliding window, compressed entries where it has them, and the sink.
+
+The history of a sequence is read from the cache pools alone. In a decode step the few new records go to the
+window ring first and queries read the ring. A prefill chunk may be longer than the ring, so there the history
+is copied from the ring to a line of records, the chunk's records behind it; queries read the line and the
+ring receives the last records of the chunk. Both ways a query visits the same records in the same order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from deepinfer.config import Arithmetic
+from deepinfer.layers.linear import Linear
+from deepinfer.layers.norm import RMSNorm
+from deepinfer.models.deepseek_v41.compressor import Compressor
+from deepinfer.models.deepseek_v41.config import DeepseekV41Config, LayerKind
+from deepinfer.models.deepseek_v41.indexer import Indexer, IndexKeys, Selection
+from deepinfer.models.deepseek_v41.rows import RowSet
+from deepinfer.models.deepseek_v41.weights import Weights
+from deepinfer.ops.sparse_attention import sparse_attention
+from deepinfer.runtime.caches import Caches
+from tilelang_ops.kv_cache import copy_records, store_main, store_window
+from tilelang_ops.projection import rotate
+
+
+@dataclass(frozen=True)
+class WindowKeys:
+    """Where the window KV of a layer's queries lies.
+
+    Attributes:
+        pool: [parts, records, record] the rings of the state slots, or one line of records.
+        rows: the rows whose records were written.
+        ring: records of a ring; 0 for a line.
+    """
+
+    pool: Tensor
+    rows: RowSet
+    ring: int
+
+    def index(self, queries: RowSet, window: int) -> Tensor:
+        """[n, window] int32 record numbers of each query's window."""
+        if self.ring:
+            return queries.window_in_ring(window, self.ring)
+        return queries.window_in_line(window, self.rows)
+
+
+@dataclass(frozen=True)
+class Attention:
+    """One layer's attention.
+
+    Attributes:
+        layer_id: owner of the window ring.
+        source: layer that owns the compressed entries; None in a window-only layer.
+        window: tokens that a query sees, itself included.
+        num_heads: query heads.
+        yarn: the layer's rotations are the interpolated ones.
+        arithmetic: how products round.
+    """
+
+    layer_id: int
+    source: int | None
+    window: int
+    num_heads: int
+    yarn: bool
+    arithmetic: Arithmetic
+    wq_a: Linear  # [query rank, hidden]
+    q_norm: RMSNorm
+    wq_b: Linear  # [heads * width, query rank]
+    wkv: Linear  # [width, hidden]
+    kv_norm: RMSNorm
+    sink: Tensor  # [heads] float32
+    wo_a: Linear  # [groups * output rank, heads * width / groups]
+    wo_b: Linear  # [hidden, groups * output rank]
+    num_groups: int
+    compressor: Compressor | None
+    index_keys: IndexKeys | None
+    indexer: Indexer | None
+
+    @classmethod
+    def load(
+        cls, weights: Weights, prefix: str, layer_id: int, config: DeepseekV41Config, arithmetic: Arithmetic
+    ) -> Attention:
+        """Read the tensors under `prefix`, e.g. "layers.2.attn"; `layer_id` counts drafter layers too."""
+
+        def norm(name: str) -> RMSNorm:
+            return RMSNorm(weights.tensor(f"{prefix}.{name}.weight", torch.float32), config.rms_norm_eps)
+
+        kind = config.layer_kind(layer_id)
+        compressor = index_keys = indexer = None
+        if kind is LayerKind.FULL:
+            compressor = Compressor.load(weights, f"{prefix}.compressor", layer_id, config, arithmetic)
+            index_keys = IndexKeys.load(weights, f"{prefix}.indexer", config, arithmetic)
+        if kind in (LayerKind.FULL, LayerKind.REINDEX):
+            indexer = Indexer.load(weights, f"{prefix}.indexer", layer_id, config, arithmetic)
+        return cls(
+            layer_id=layer_id,
+            source=config.kv_source(layer_id),
+            window=config.sliding_window,
+            num_heads=config.num_attention_heads,
+            yarn=config.uses_yarn(layer_id),
+            arithmetic=arithmetic,
+            wq_a=weights.linear(f"{prefix}.wq_a"),
+            q_norm=norm("q_norm"),
+            wq_b=weights.linear(f"{prefix}.wq_b"),
+            wkv=weights.linear(f"{prefix}.wkv"),
+            kv_norm=norm("kv_norm"),
+            sink=weights.tensor(f"{prefix}.attn_sink", torch.float32),
+            wo_a=weights.linear(f"{prefix}.wo_a"),
+            wo_b=weights.linear(f"{prefix}.wo_b"),
+            num_groups=config.o_groups,
+            compressor=compressor,
+            index_keys=index_keys,
+            indexer=indexer,
+        )
+
+    @property
+    def owns_entries(self) -> bool:
+        """The layer makes compressed entries, which this and later layers read."""
+        return self.compressor is not None
+
+    def store_entries(self, x: Tensor, rows: RowSet, caches: Caches) -> None:
+        """Write the compressed KV and index keys of the groups that end among the rows, if it owns any.
+
+        Args:
+            x: [n, hidden] normalised input of every row of the step.
+            rows: the whole batch.
+            caches: the pools.
+        """
+        if self.compressor is None or self.index_keys is None or rows.num_rows == 0:
+            return
+        view = caches.paged(self.layer_id)
+        groups = rows.groups(self.compressor.ratio, view.section.entries)
+        latents = self.compressor(x, rows, groups, caches)
+        self.index_keys.store(latents, groups, view)
+        store_main(rotate(latents, groups.cos, groups.sin), view.main, groups.slots)
+        caches.counters.entry_rows += rows.num_rows
+
+    def store_window(self, x: Tensor, rows: RowSet, caches: Caches) -> WindowKeys:
+        """Write the window KV of the rows.
+
+        Args:
+            x: [n, hidden] normalised input of the layer.
+            rows: the rows of x; in a decode step at most `max_backtracking + 1` of a sequence.
+            caches: the pools.
+
+        Returns:
+            where queries among these rows find their windows.
+        """
+        return self.store_window_values(self.kv_norm(self.wkv(x, self.arithmetic)), rows, caches)
+
+    def store_window_values(self, kv: Tensor, rows: RowSet, caches: Caches) -> WindowKeys:
+        """Rotate normed KV vectors [n, width] in place, quantise and store them; see `store_window`."""
+        rotate(kv, *rows.rotation(self.yarn))
+        rings = caches.window(self.layer_id)
+        ring = rings.shape[1]
+        caches.counters.window_records_written += rows.num_rows
+        if not rows.batch.is_prefill:
+            store_window(kv, rings, rows.ring_index(ring))
+            return WindowKeys(rings, rows, ring)
+        num_records = rows.batch.num_seqs * (self.window - 1) + rows.num_rows
+        line = rings.new_empty(1, num_records, rings.shape[2])
+        sources, targets = rows.history_index(self.window, ring)
+        copy_records(rings, sources, line, targets)
+        places, _ = rows.line_index(self.window)
+        store_window(kv, line, places)
+        copy_records(line, places, rings, rows.ring_index(ring))
+        return WindowKeys(line, rows, ring=0)
+
+    def forward(
+        self, x: Tensor, rows: RowSet, keys: WindowKeys, caches: Caches, selection: Selection | None
+    ) -> tuple[Tensor, Selection | None]:
+        """Attend with the given rows as queries.
+
+        Args:
+            x: [n, hidden] normalised input of the layer.
+            rows: the rows of x, those of `keys` or a part of them.
+            keys: what `store_window` returned; `store_entries` came before it where the layer owns entries.
+            caches: the pools.
+            selection: what the layer below returned, for the same rows; None below the first indexer.
+
+        Returns:
+            [n, hidden] of x's dtype, and the selection for the layer above: a new one where this layer has an
+            indexer, else the given one.
+        """
+        query_latent = self.q_norm(self.wq_a(x, self.arithmetic))
+        if self.indexer is not None:
+            selection = self.indexer.select(x, query_latent, rows, caches, selection)
+        q = self.wq_b(query_latent, self.arithmetic).unflatten(1, (self.num_heads, -1))
+        cos, sin = rows.rotation(self.yarn)
+        rotate(q, cos, sin)
+        main, slots = None, None
+        if self.source is not None:
+            assert selection is not None, f"layer {self.layer_id} needs the selection of a layer below"
+            main, slots = caches.main(self.source), selection.slots
+        scale = q.shape[2] ** -0.5
+        out = sparse_attention(q, keys.pool, keys.index(rows, self.window), main, slots, self.sink, scale)
+        self._count(rows.num_rows, keys.pool, main, slots, caches)
+        rotate(out, cos, sin, inverse=True)
+        grouped = self.wo_a.by_group(out.view(rows.num_rows, self.num_groups, -1), self.arithmetic)
+        return self.wo_b(grouped.flatten(1), self.arithmetic), selection
+
+    def _count(
+        self, num_rows: int, window: Tensor, main: Tensor | None, slots: Tensor | None, caches: Caches
+    ) -> None:
+        counters = caches.counters
+        counters.query_rows += num_rows
+        counters.window_records_read += num_rows * self.window
+        counters.bytes_read += num_rows * self.window * window.shape[2] * window.element_size()
+        if main is not None and slots is not None:
+            counters.main_records_read += slots.numel()
+            counters.bytes_read += slots.numel() * main.shape[2] * main.element_size()

@@ -1,0 +1,9 @@
+"""Lists of the keys that a query reads: window records, selected entries, candidate blocks."""
+
+from tilelang_ops.kv_index.candidate_blocks import candidate_blocks
+from tilelang_ops.kv_index.entry_slots import entry_slots
+from tilelang_ops.kv_index.keep_candidates import keep_candidates
+from tilelang_ops.kv_index.select_entries import select_entries
+from tilelang_ops.kv_index.window_index import window_index
+
+__all__ = ["candidate_blocks", "entry_slots", "keep_candidates", "select_entries", "window_index"]

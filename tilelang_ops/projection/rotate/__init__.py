@@ -1,0 +1,5 @@
+"""Rotate the last channels by position."""
+
+from tilelang_ops.projection.rotate.op import rotate
+
+__all__ = ["rotate"]
