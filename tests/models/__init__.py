@@ -1,0 +1,1 @@
+"""Models: golden data of an independent implementation, and equalities of the whole forward."""

@@ -1,0 +1,1 @@
+"""Operators: `deepinfer.ops` and the families of `tilelang_ops`."""

@@ -1,0 +1,1 @@
+"""Operators of `tilelang_ops.memory`."""
