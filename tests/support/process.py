@@ -40,7 +40,7 @@ def run(
 
 
 def run_python(code: str, env: Mapping[str, str] | None = None) -> str:
-    """Run a snippet in a new interpreter of this environment; returns what it printed, and it has to succeed."""
+    """Run a snippet in a new interpreter of this environment; it has to succeed. Returns what it printed."""
     result = run([sys.executable, "-c", code], env=env)
     assert result.returncode == 0, f"{result.stdout}\n{result.stderr}"
     return result.stdout
