@@ -1,4 +1,4 @@
-"""build.sh against faked tools: what is missing or old is one clear line, and what is done is not done again."""
+"""build.sh against faked tools: what is missing or old is one clear line; what is done is not done again."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tests.support.paths import ROOT
 TOOLS = ("bash", "cat", "chmod", "cp", "dirname", "grep", "head", "ln", "mkdir", "rm", "sed", "touch", "tr")
 LISTED = "Available versions: 2.13.0{local}, 2.12.0"
 
-# An interpreter that answers build.sh's questions from files in $FAKE, notes what it is asked to do, and leaves
-# plain computing to the real one.
+# An interpreter that answers build.sh's questions from files in a folder, notes there what it is asked to do,
+# and leaves plain computing to the real one.
 FAKE_PYTHON = """#!/bin/bash
 fake={fake}
 version=$(cat "$fake/version")
@@ -32,7 +32,10 @@ case "$*" in
 "-m pip index versions torch --index-url"*) cat "$fake/cpu-index" 2>/dev/null ;;
 "-m pip index versions torch") cat "$fake/default-index" 2>/dev/null ;;
 "-m pip install "*) echo "pip $*" >>"$fake/log"; [ ! -e "$fake/pip-fails" ] ;;
-"setup.py --quiet build_ext") echo "build $DEEPINFER_ACCELERATOR" >>"$fake/log"; [ ! -e "$fake/build-fails" ] ;;
+"setup.py --quiet build_ext")
+    echo "build $DEEPINFER_ACCELERATOR" >>"$fake/log"
+    [ ! -e "$fake/build-fails" ]
+    ;;
 "examples/"* | "-m pytest"*) echo "ran $*" ;;
 *) exec {python} "$@" ;;
 esac
@@ -91,7 +94,7 @@ class Machine:
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
-    """A fitting machine: Python 3.12, GCC 12, pip that finds a CPU build of torch; no environment is active."""
+    """A fitting machine: Python 3.12, GCC 12, a CPU build of torch within reach, no active environment."""
     tree, tools, fake = (tmp_path / name for name in ("check out", "tools", "fake"))
     for folder in (tree / "deepinfer", tools, fake):
         folder.mkdir(parents=True)
