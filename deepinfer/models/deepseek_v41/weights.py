@@ -12,14 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from deepinfer.checkpoint.dequantize import (
-    GROUP,
-    NAN_E4M3,
-    NAN_SCALE,
-    dequantize_fp4,
-    dequantize_fp8,
-    dequantize_fp8_rows,
-)
+from deepinfer.checkpoint.dequantize import GROUP, NAN_E4M3, NAN_SCALE, dequantize_fp4, dequantize_fp8
 from deepinfer.checkpoint.reader import CheckpointReader
 from deepinfer.layers.experts import Experts
 from deepinfer.layers.linear import Linear
@@ -28,7 +21,7 @@ from deepinfer.models.deepseek_v41.tensors import is_stray
 
 @dataclass(frozen=True)
 class QuantTable:
-    """A table of rows kept as stored, dequantised row by row as they are gathered.
+    """A table of rows kept as stored; `tilelang_ops.memory.gather_dequantize` widens the rows it gathers.
 
     Attributes:
         rows: [num_rows, width] uint8 (E4M3 bytes) with `scales`, or bfloat16 / float32 without.
@@ -37,17 +30,6 @@ class QuantTable:
 
     rows: Tensor
     scales: Tensor | None
-
-    def gather(self, index: Tensor) -> Tensor:
-        """Rows `index` ([...] int64, in range) as exact float32 [..., width]."""
-        flat = index.reshape(-1)
-        rows = self.rows.index_select(0, flat)
-        if self.scales is None:
-            out = rows.float()
-        else:
-            out = torch.empty(rows.shape, dtype=torch.float32)
-            dequantize_fp8_rows(rows.view(torch.float8_e4m3fn), self.scales.index_select(0, flat), out)
-        return out.view(*index.shape, -1)
 
 
 class Weights:

@@ -1,0 +1,52 @@
+"""Which module implements which architecture; a model's code loads when a checkpoint asks for it."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from deepinfer.checkpoint.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class ModelFamily:
+    """What the loader needs of a model.
+
+    Attributes:
+        read_config: content of `config.json` -> the typed, proved configuration.
+        verify: (reader, config) proves names, shapes and dtypes of all tensors.
+        weights: (reader, on_read) -> what modules load from.
+        load: (weights, config, arithmetic) -> the model.
+    """
+
+    read_config: Callable[[Mapping[str, Any]], Any]
+    verify: Callable[[Any, Any], None]
+    weights: Callable[..., Any]
+    load: Callable[..., Any]
+
+
+_PACKAGES = {"DeepseekV41ForCausalLM": ("deepinfer.models.deepseek_v41", "DeepseekV41")}
+
+
+def model_family(config: Mapping[str, Any]) -> ModelFamily:
+    """The family that the content of a `config.json` names.
+
+    Raises:
+        ConfigError: `architectures` is not one supported name.
+    """
+    names = config.get("architectures")
+    if not isinstance(names, list) or len(names) != 1 or names[0] not in _PACKAGES:
+        raise ConfigError("architectures", f"{names!r} is not supported; supported: one of {list(_PACKAGES)}")
+    package, prefix = _PACKAGES[names[0]]
+
+    def member(module: str, name: str) -> Any:
+        return getattr(importlib.import_module(f"{package}.{module}"), name)
+
+    return ModelFamily(
+        read_config=member("config", f"{prefix}Config").from_dict,
+        verify=member("tensors", "verify"),
+        weights=member("weights", "Weights"),
+        load=lambda *args, **kwargs: member("model", f"{prefix}Model").load(*args, **kwargs),
+    )
