@@ -85,9 +85,8 @@ def main(argv: list[str] | None = None) -> int:
         print(f"\n> {prompt}\n{answer.text.strip()}")
         print(f"[{answer.finish_reason}, {len(answer.token_ids)} tokens]")
     num_tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
-    print(
-        f"\n{len(outputs)} prompts, {num_tokens} tokens in {seconds:.1f} s: {num_tokens / seconds:.1f} tokens/s"
-    )
+    speed = f"{num_tokens / seconds:.1f} tokens/s"
+    print(f"\n{len(outputs)} prompts, {num_tokens} tokens in {seconds:.1f} s: {speed}")
     return 0
 
 
