@@ -135,9 +135,11 @@ class Attention:
         view = caches.paged(self.layer_id)
         groups = rows.groups(self.compressor.ratio, view.section.entries)
         latents = self.compressor(x, rows, groups, caches)
+        caches.counters.entry_rows += rows.num_rows
+        if latents.shape[0] == 0:  # no group ends here; the compression ring keeps the open ones
+            return
         self.index_keys.store(latents, groups, view)
         store_main(rotate(latents, groups.cos, groups.sin), view.main, groups.slots)
-        caches.counters.entry_rows += rows.num_rows
 
     def store_window(self, x: Tensor, rows: RowSet, caches: Caches) -> WindowKeys:
         """Write the window KV of the rows.
