@@ -1,0 +1,1 @@
+"""Tests of checkpoint reading, configuration, tokenizer and loader."""
