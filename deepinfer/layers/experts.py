@@ -27,7 +27,7 @@ class Experts:
     def __call__(
         self, x: Tensor, expert_ids: Tensor, expert_weights: Tensor, limit: float, arithmetic: Arithmetic
     ) -> Tensor:
-        """[M, H] with [M, k] expert ids (int32) and weights (float32) -> float32 [M, H], slots summed in order."""
+        """[M, H] with [M, k] ids (int32) and weights (float32) -> [M, H] float32, slots summed in order."""
         return routed_experts(
             x,
             expert_ids,

@@ -17,7 +17,7 @@ class Linear:
 
     Attributes:
         weight: [N, K] float32, exact values of the checkpoint's matrix.
-        quantized: the checkpoint stores it with scales; its inputs are rounded where activations are quantised.
+        quantized: the checkpoint stores it with scales; its inputs are rounded where activations are.
         name: the checkpoint's name without its suffix, for messages.
     """
 
@@ -36,7 +36,7 @@ class Linear:
         )
 
     def by_group(self, x: Tensor, arithmetic: Arithmetic, out_dtype: torch.dtype | None = None) -> Tensor:
-        """[M, G, K] -> [M, G, N / G]: the weight's rows split into G blocks, one for each group of columns."""
+        """[M, G, K] -> [M, G, N / G]: the weight's rows in G blocks, one for each group of columns."""
         return grouped_columns(
             x,
             self.weight,

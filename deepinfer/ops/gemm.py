@@ -1,18 +1,18 @@
-"""Products of activations with float32 weights, whose rows do not depend on the batch they stand in.
+"""Products of activations with weights, whose rows do not depend on the batch they stand in.
 
-The library's own product chooses its summation order by the shape of the batch. Here the order of every
-output element is fixed, so a row has the same bits alone, in any batch, at any place and with any number
-of threads.
+A library's product chooses its summation order by the shape of the batch. Here every output element is summed
+in one order: lane k % 16 adds its channels in order of k with fused multiply-adds, then the sixteen lanes are
+added as a tree. So a row has the same bits alone, in any batch, at any place and with any number of threads.
 """
 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from deepinfer.ops.activation import round_activations
-
-TILE_ROWS = 8  # rows of one product of the reference; a row's result depends on it, not on the batch
+from deepinfer.ops.cpu import context, is_bfloat16, require_cpu
+from deepinfer.ops.quant import round_fp8
 
 
 def linear(
@@ -27,7 +27,7 @@ def linear(
 
     Args:
         x: [M, K] float32 or bfloat16; the last dimension contiguous.
-        weight: [N, K] float32, contiguous.
+        weight: [N, K] float32 or bfloat16, contiguous.
         out_dtype: float32 or bfloat16; `x.dtype` when None.
         round_inputs: round every row of `x` to E4M3 in groups of 32 channels first.
         batch_invariant: False lets the library choose the order, to measure what the fixed order costs.
@@ -35,7 +35,7 @@ def linear(
     Returns:
         [M, N] `out_dtype`, contiguous.
     """
-    assert x.dim() == 2 and x.shape[1] == weight.shape[1], f"{x.shape=} {weight.shape=}"
+    assert x.dim() == 2, f"{x.shape=}"
     return grouped_columns(
         x.unsqueeze(1), weight, out_dtype, round_inputs=round_inputs, batch_invariant=batch_invariant
     ).squeeze(1)
@@ -53,20 +53,38 @@ def grouped_columns(
 
     Args:
         x: [M, G, K] float32 or bfloat16; the last dimension contiguous.
-        weight: [G * N, K] float32, contiguous; the rows of a group follow each other.
+        weight: [G * N, K] float32 or bfloat16, contiguous; the rows of a group follow each other.
 
     Returns:
         [M, G, N] `out_dtype`, contiguous. The other arguments are those of `linear`.
     """
-    assert x.dim() == 3 and x.shape[2] == weight.shape[1], f"{x.shape=} {weight.shape=}"
-    assert weight.shape[0] % x.shape[1] == 0, f"{weight.shape=} does not split into {x.shape[1]} groups"
+    num_rows, groups, width = x.shape
+    columns = weight.shape[0] // groups
+    assert weight.shape == (groups * columns, width), f"{x.shape=} {weight.shape=}"
+    assert weight.is_contiguous() and not (round_inputs and width % 32), f"{weight.stride()=} {width=}"
+    require_cpu("linear", x, weight)
     out_dtype = out_dtype or x.dtype
-    if round_inputs:
-        x = round_activations(x)
-    per_group = weight.view(x.shape[1], -1, weight.shape[1])
-    if batch_invariant:
-        return linear_reference(x, per_group).to(out_dtype)
-    return torch.einsum("mgk,gnk->mgn", x.float(), per_group).to(out_dtype)
+    if not batch_invariant:
+        return _library_columns(round_fp8(x) if round_inputs else x, weight, out_dtype)
+    if x.stride(2) != 1 or x.stride(1) != width:
+        x = x.contiguous()
+    out = torch.empty(num_rows, groups, columns, dtype=out_dtype)
+    context().linear(
+        x.data_ptr(),
+        is_bfloat16(x),
+        x.stride(0),
+        x.stride(1),
+        weight.data_ptr(),
+        is_bfloat16(weight),
+        out.data_ptr(),
+        is_bfloat16(out),
+        num_rows,
+        groups,
+        columns,
+        width,
+        round_inputs,
+    )
+    return out
 
 
 def grouped_linear(x: Tensor, weights: Tensor, group_offsets: Tensor) -> Tensor:
@@ -74,32 +92,56 @@ def grouped_linear(x: Tensor, weights: Tensor, group_offsets: Tensor) -> Tensor:
 
     Args:
         x: [M, K] float32 or bfloat16; rows `group_offsets[e] ... group_offsets[e + 1] - 1` belong to group e.
-        weights: [E, N, K] float32, contiguous.
+        weights: [E, N, K] float32 or bfloat16, contiguous.
         group_offsets: [E + 1] int32, ascending from 0 to M.
 
     Returns:
         [M, N] float32.
+
+    Raises:
+        ValueError: the offsets do not ascend from 0 to M.
     """
-    assert group_offsets.shape[0] == weights.shape[0] + 1, f"{group_offsets.shape=} {weights.shape=}"
-    out = x.new_empty(x.shape[0], weights.shape[1], dtype=torch.float32)
-    bounds = group_offsets.tolist()
-    for group, (start, stop) in enumerate(zip(bounds, bounds[1:], strict=False)):
-        if stop > start:
-            out[start:stop] = linear_reference(
-                x[start:stop].unsqueeze(1), weights[group : group + 1]
-            ).squeeze(1)
+    num_groups, columns, width = weights.shape
+    assert x.shape[1] == width and group_offsets.shape == (num_groups + 1,), f"{x.shape=} {weights.shape=}"
+    assert weights.is_contiguous() and group_offsets.dtype == torch.int32, f"{weights.stride()=}"
+    require_cpu("grouped_linear", x, weights, group_offsets)
+    if x.stride(1) != 1:
+        x = x.contiguous()
+    offsets = group_offsets.contiguous()
+    out = torch.empty(x.shape[0], columns)
+    context().grouped_linear(
+        x.data_ptr(),
+        is_bfloat16(x),
+        x.stride(0),
+        weights.data_ptr(),
+        is_bfloat16(weights),
+        out.data_ptr(),
+        offsets.data_ptr(),
+        x.shape[0],
+        num_groups,
+        columns,
+        width,
+    )
     return out
 
 
-def linear_reference(x: Tensor, weight: Tensor) -> Tensor:
-    """[M, G, K] x [G, N, K] -> float32 [M, G, N] in tiles of a fixed number of rows."""
-    num_rows, groups, width = x.shape
-    tiles = -(-num_rows // TILE_ROWS)
-    padded = x.new_zeros(tiles * TILE_ROWS, groups, width, dtype=torch.float32)
-    padded[:num_rows] = x
-    out = padded.new_empty(tiles * TILE_ROWS, groups, weight.shape[1])
-    for group in range(groups):
-        tile = padded[:, group].reshape(tiles, TILE_ROWS, width)
-        product = torch.bmm(tile, weight[group].T.expand(tiles, -1, -1))
-        out[:, group] = product.view(tiles * TILE_ROWS, -1)
-    return out[:num_rows]
+def linear_reference(x: Tensor, weight: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """The meaning of `linear` without its roundings, computed in `dtype`: [M, K] x [N, K] -> [M, N]."""
+    return x.to(dtype) @ weight.to(dtype).T
+
+
+def grouped_linear_reference(
+    x: Tensor, weights: Tensor, group_offsets: Tensor, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """The meaning of `grouped_linear`, computed in `dtype`."""
+    bounds = group_offsets.tolist()
+    parts = [linear_reference(x[a:b], w, dtype) for a, b, w in zip(bounds, bounds[1:], weights, strict=False)]
+    return torch.cat(parts)
+
+
+def _library_columns(x: Tensor, weight: Tensor, out_dtype: torch.dtype) -> Tensor:
+    x, weight = x.float(), weight.float()
+    if x.shape[1] == 1:
+        return F.linear(x, weight).to(out_dtype)
+    per_group = weight.view(x.shape[1], -1, x.shape[2])
+    return torch.bmm(x.transpose(0, 1), per_group.transpose(1, 2)).transpose(0, 1).contiguous().to(out_dtype)

@@ -1,0 +1,11 @@
+/// What the `isa_*.cpp` share: each compiles the same `.inl` files over its own sixteen-lane type, in its own
+/// namespace and with its own target options, so that one library holds a set for every instruction set.
+#pragma once
+
+// A helper that was not inlined could be merged with one compiled for another instruction set.
+#define DI_INLINE [[gnu::always_inline]] inline
+#define DI_LAMBDA __attribute__((always_inline))
+
+#define DI_KERNELS(isa)                                                                                    \
+    {#isa,       isa::gemm,  isa::prepare_row,  isa::store_row,   isa::gated_row, isa::add_row,            \
+     isa::attend, isa::merge, isa::decode_panel, isa::score_panel, isa::kIndexHeads}

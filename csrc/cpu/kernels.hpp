@@ -1,0 +1,96 @@
+/// The inner loops of the CPU kernels: single-threaded, one set for each instruction set, all with the same
+/// order of summation. The drivers (linear, experts, sparse_attention, index_scores) cut work into these pieces.
+#pragma once
+
+#include <cstdint>
+
+namespace deepinfer::cpu {
+
+enum class DType : int32_t { kFloat32 = 0, kBFloat16 = 1 };
+
+inline constexpr int kLanes = 16;              // lanes of every sum over a contiguous dimension
+inline constexpr int kKeyWidth = 512;          // channels of an attention key
+inline constexpr int kSegmentKeys = 64;        // keys whose weighted values are summed before segments are merged
+inline constexpr int kIndexWidth = 128;        // channels of an index key
+inline constexpr int kPanelKeys = 16;          // index keys scored together, one in each lane
+inline constexpr int kWindowRecordBytes = 528; // 512 E4M3, 16 E8M0 over 32 channels
+inline constexpr int kMainRecordBytes = 288;   // 256 bytes of E2M1 pairs, 32 E4M3 over 16 channels
+
+/// out[i, j] = sum_k x[i][k] * w[j * w_stride + k]; lane k % 16 adds in order of k, then the lanes as a tree.
+struct GemmTile {
+    const float* const* x;  // [rows] pointers to k values
+    int rows;
+    const void* w;  // float32 or bfloat16
+    DType w_dtype;
+    int64_t w_stride;  // elements
+    int columns;
+    int k;
+    float* out;
+    int64_t out_stride;  // elements
+};
+
+enum class RecordKind : int32_t { kWindow, kMain, kFloat32 };
+
+/// Up to kSegmentKeys keys of one query row, for all its heads.
+struct AttentionSegment {
+    const float* const* q;  // [heads] pointers to 512 values
+    int heads;
+    const uint8_t* const* records;  // [num_keys]; the first `num_first` of kind `first`, the others of kind `second`
+    int num_keys;
+    int num_first;
+    RecordKind first;
+    RecordKind second;
+    float scale;
+    float* keys;     // scratch [kSegmentKeys, 512]
+    float* weights;  // scratch [heads, kSegmentKeys]
+    float* maxima;   // out [heads] largest logit
+    float* sums;     // out [heads] sum of exp(logit - largest)
+    float* values;   // out [heads, 512] weighted sum of the keys
+};
+
+struct Kernels {
+    const char* name;
+
+    void (*gemm)(const GemmTile& tile);
+
+    /// Widens n values; rounds them to E4M3 with a power-of-two scale for each 32 when `round` (n % 32 == 0).
+    void (*prepare_row)(const void* x, DType dtype, bool round, int n, float* out);
+
+    /// Stores n values as `dtype`, rounding once.
+    void (*store_row)(const float* x, int n, DType dtype, void* out);
+
+    /// silu(min(gate, limit)) * clamp(up, -limit, limit) * weight. bfloat16 `dtype` rounds gate, up and, unless
+    /// `round` puts it on the E4M3 grid, the result. A limit of 0 is none.
+    void (*gated_row)(const float* gate, const float* up, int n, float weight, float limit, DType dtype,
+                      bool round, float* out);
+
+    /// out[i] += x[i], after rounding x to `dtype`.
+    void (*add_row)(const float* x, int n, DType dtype, float* out);
+
+    void (*attend)(const AttentionSegment& segment);
+
+    /// Merges the segments of one head in order and divides by exp(sink) + sum: out [512] float32.
+    /// Segment s has its maximum and sum at [s * stride] and its values at [s * stride * 512].
+    void (*merge)(const float* maxima, const float* sums, const float* values, int64_t stride, int num_segments,
+                  float sink, float* out);
+
+    /// Decodes index keys into a panel [128][16], a key in each lane; all 16 keys must be readable.
+    void (*decode_panel)(const uint8_t* codes, int64_t code_stride, const uint8_t* scales, int64_t scale_stride,
+                         float* panel);
+
+    /// out[16] = sum_h weights[h] * relu(q[h] . key), h in order; `heads` is a multiple of `index_heads`.
+    void (*score_panel)(const float* panel, const float* q, const float* weights, int heads, float* out);
+    int index_heads;
+};
+
+extern const Kernels kGenericKernels;
+#if defined(__x86_64__)
+extern const Kernels kAvx2Kernels;
+extern const Kernels kAvx512Kernels;
+#endif
+
+/// The kernels called `name` ("generic", "avx2", "avx512"), or the best for this machine when `name` is "auto".
+/// Throws std::invalid_argument when the machine lacks them.
+const Kernels& select_kernels(const char* name);
+
+}  // namespace deepinfer::cpu
