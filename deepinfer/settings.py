@@ -29,7 +29,9 @@ class Kind:
     takes_empty: bool = False  # whether an empty text is a value; else it means unset
 
 
-def env(name: str, default: Any, kind: Kind, help: str, shown_default: str | None = None) -> Any:
+def env(
+    name: str, default: Any, kind: Kind, help: str, shown_default: str | None = None, idle: str | None = None
+) -> Any:
     """A field of Settings.
 
     Args:
@@ -38,8 +40,9 @@ def env(name: str, default: Any, kind: Kind, help: str, shown_default: str | Non
         kind: how its text is read.
         help: one sentence for the documentation.
         shown_default: the documentation's words for a default that depends on something.
+        idle: why the field has no effect yet; the variable's text is checked, and setting it warns.
     """
-    metadata = {"name": name, "kind": kind, "help": help, "shown_default": shown_default}
+    metadata = {"name": name, "kind": kind, "help": help, "shown_default": shown_default, "idle": idle}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -100,6 +103,9 @@ TEXT = Kind("any text", str)
 TOKEN_RANGES = Kind("increasing token ids and inclusive ranges such as 0..3,7,10..12", parse_token_ranges)
 
 
+NO_SPECULATION = "there is no speculative decoding"
+
+
 @dataclass(frozen=True)
 class Settings:
     """The process's settings. The whole list is the documentation of the environment."""
@@ -122,12 +128,14 @@ class Settings:
         5,
         _integer(0),
         "Draft tokens per request and decode step; 0 switches speculative decoding off.",
+        idle=NO_SPECULATION,
     )
     use_draft_budget: bool = env(
         "DEEPINFER_ENABLE_MTP_VARLEN",
         False,
         BOOLEAN,
         "Choose how many drafts of each request to verify by the drafter's confidence.",
+        idle=NO_SPECULATION,
     )
     max_backtracking_tokens: int | None = env(
         "DEEPINFER_MAX_BACKTRACKING_TOKENS",
@@ -143,6 +151,7 @@ class Settings:
         BOOLEAN,
         "Commit a decode step while the device runs the next one.",
         "1, but 0 for prefill-only engines",
+        idle="every step is committed before the next one starts",
     )
     decode_token_blacklist: tuple[tuple[int, int], ...] = env(
         "DEEPINFER_DECODE_TOKEN_BLACKLIST",
@@ -181,6 +190,7 @@ class Settings:
         "info",
         _choice("off", "error", "warn", "info"),
         "What the native scheduler logs.",
+        idle="the native scheduler logs nothing",
     )
     hf_model_dir: str | None = env(
         "DEEPINFER_HF_MODEL_DIR",
@@ -194,7 +204,7 @@ class Settings:
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Settings:
         """Read all variables.
 
-        Variables of the original release that have no effect here are accepted with one warning.
+        Variables that have no effect here are accepted with one warning that says why.
 
         Args:
             environ: the environment; that of the process when None.
@@ -219,6 +229,8 @@ class Settings:
             kind, text = field.metadata["kind"], environ[name].strip()
             if text == "" and not kind.takes_empty:
                 continue
+            if field.metadata["idle"]:
+                idle.append(f"{name} ({field.metadata['idle']})")
             try:
                 values[field.name] = kind.parse(text)
             except ValueError as error:
@@ -296,12 +308,11 @@ def table() -> str:
     lines = ["| Variable | Setting | Default | Values | Meaning |", "|---|---|---|---|---|"]
     for field in dataclasses.fields(Settings):
         meta = field.metadata
+        help = f"{meta['help']} **No effect yet: {meta['idle']}.**" if meta["idle"] else meta["help"]
         default = meta["shown_default"] or str(
             int(field.default) if field.default is False else field.default
         )
-        lines.append(
-            f"| `{meta['name']}` | `{field.name}` | {default} | {meta['kind'].describe} | {meta['help']} |"
-        )
+        lines.append(f"| `{meta['name']}` | `{field.name}` | {default} | {meta['kind'].describe} | {help} |")
     lines += ["", "| Variable of the original, accepted with a warning | Why it has no effect |", "|---|---|"]
     lines += [f"| `{name}` | {reason} |" for name, reason in sorted(WITHOUT_EFFECT.items())]
     return "\n".join(lines) + "\n"

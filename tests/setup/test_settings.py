@@ -49,10 +49,11 @@ def test_defaults():
 
 
 def test_the_process_environment_is_read(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("DEEPINFER_USE_NEXTN_DECODE", "3")
-    assert Settings.from_env().num_draft_tokens == 3
+    monkeypatch.setenv("DEEPINFER_SAMPLER_FORCE_TOPK", "3")
+    assert Settings.from_env().sampler_force_topk == 3
 
 
+@pytest.mark.filterwarnings("ignore:without effect")
 def test_every_kind_of_value():
     settings = read(
         ACCELERATOR="cpu",
@@ -177,15 +178,28 @@ def test_every_variable_of_the_original_is_known():
     assert len(ORIGINAL) == len(set(ORIGINAL))
 
 
+def test_a_setting_that_has_no_effect_yet_warns_and_is_checked():
+    with pytest.warns(UserWarning, match=r"USE_NEXTN_DECODE \(there is no speculative decoding\)"):
+        assert read(USE_NEXTN_DECODE="2").num_draft_tokens == 2
+
+
+def test_every_setting_with_an_effect_has_a_reader():
+    readers = [*(ROOT / "deepinfer").rglob("*.py"), *(ROOT / "examples").glob("*.py")]
+    text = "".join(path.read_text() for path in readers if path.name != "settings.py")
+    for field in dataclasses.fields(Settings):
+        # native.py and setup.py read the accelerator's variable themselves
+        is_read = f"settings.{field.name}" in text or field.name == "accelerator"
+        assert is_read != bool(field.metadata["idle"]), f"{field.name}: {is_read=} {field.metadata['idle']=}"
+
+
 def test_variables_without_effect_are_accepted_with_one_warning():
-    with pytest.warns(UserWarning, match="GC_INTERVAL_STEP .*GLOO_TIMEOUT") as caught:
-        assert (
-            read(GC_INTERVAL_STEP="10", GLOO_TIMEOUT="nonsense", USE_NEXTN_DECODE="2").num_draft_tokens == 2
-        )
+    with pytest.warns(UserWarning, match=r"GC_INTERVAL_STEP .*GLOO_TIMEOUT") as caught:
+        settings = read(GC_INTERVAL_STEP="10", GLOO_TIMEOUT="nonsense", SAMPLER_FORCE_TOPK="2")
+    assert settings.sampler_force_topk == 2
     assert len(caught) == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        read(USE_NEXTN_DECODE="2")
+        read(SAMPLER_FORCE_TOPK="2")
 
 
 def test_settings_are_frozen_and_travel_to_workers():
