@@ -32,10 +32,11 @@ def dequantize_fp8(data: Tensor, scale: Tensor, out: Tensor) -> None:
         out: [rows, columns] float32, contiguous.
     """
     out.copy_(data)
-    column_scale = _over_columns(scale, out.shape[1])  # [row blocks, columns]
-    full = out.shape[0] // GROUP
-    out[: full * GROUP].view(full, GROUP, -1).mul_(column_scale[:full, None, :])
-    if out.shape[0] % GROUP:
+    rows, columns = out.shape
+    column_scale = _over_columns(scale, columns)  # [row blocks, columns]
+    full = rows // GROUP
+    out[: full * GROUP].view(full, GROUP, columns).mul_(column_scale[:full, None, :])
+    if rows % GROUP:
         out[full * GROUP :].mul_(column_scale[full])
 
 

@@ -156,7 +156,7 @@ def _read_sharded(index_path: Path) -> dict[str, TensorInfo]:
     """Tensors of the shards that an index names; index and headers must agree."""
     weight_map = _read_weight_map(index_path)
     for name, file in weight_map.items():
-        if Path(file).name != file:
+        if not file or Path(file).name != file:
             raise CheckpointError(
                 f"the index names {file!r}, which is no plain file name", tensor=name, file=str(index_path)
             )
