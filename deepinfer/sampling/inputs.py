@@ -1,0 +1,131 @@
+"""SamplingInputs: everything but the logits that choosing one token per row needs.
+
+The C++ core fills these arrays from its sequences, one row per output row of the step. Most requests use few
+options, so what only some rows need (penalties, bias, bans, allowed tokens) is sparse and names its row; the
+rows of every sparse array ascend. Decisions that steer the work (is any row random? truncated?) are made from
+the host's copy of the arrays, so a device never has to answer them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+# Sparse groups: the array that names the row, then the arrays of the same length.
+_TRIPLETS = (
+    ("penalty_rows", "penalty_tokens", "penalty_counts"),
+    ("bias_rows", "bias_tokens", "bias_values"),
+    ("ban_rows", "ban_tokens"),
+)
+_DENSE = (
+    "seeds",
+    "token_index",
+    "inv_temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "num_logprobs",
+    "forced",
+    "repetition",
+    "presence",
+    "frequency",
+    "draft_ids",
+)
+
+
+@dataclass(frozen=True)
+class SamplingInputs:
+    """Parameters of R rows that belong to S sequences; rows of a sequence are consecutive.
+
+    A row at position p generates the token with absolute index t = p + 1. Rows of one sequence differ only
+    by index, history and draft, so plain decoding, verification and prompt scoring are the same rows.
+    """
+
+    seeds: Tensor  # [R] int64, bit pattern of the sequence's unsigned 64-bit seed
+    token_index: Tensor  # [R] int64, t
+    inv_temperature: Tensor  # [R] float32, 1 / temperature; 0 = greedy
+    top_p: Tensor  # [R] float32, 1 = off
+    top_k: Tensor  # [R] int32, -1 = off
+    min_p: Tensor  # [R] float32, 0 = off
+    num_logprobs: Tensor  # [R] int32, -1 = none wanted, k = the chosen token's and the k best
+    forced: Tensor  # [R] int32, the token that replaces the choice, -1 = free
+    repetition: Tensor  # [R] float32, 1 = off
+    presence: Tensor  # [R] float32, 0 = off
+    frequency: Tensor  # [R] float32, 0 = off
+    draft_ids: Tensor  # [R] int32, draft that the row tests, -1 = none
+    row_offsets: Tensor  # [S + 1] int32, first row of each sequence
+
+    penalty_rows: Tensor  # [H] int32; pairs (row, token) are unique
+    penalty_tokens: Tensor  # [H] int32
+    penalty_counts: Tensor  # [H] int32, occurrences in the output before the row; 0 = in the prompt only
+    bias_rows: Tensor  # [B] int32; pairs (row, token) are unique
+    bias_tokens: Tensor  # [B] int32
+    bias_values: Tensor  # [B] float32, finite or -inf
+    ban_rows: Tensor  # [N] int32; pairs may repeat
+    ban_tokens: Tensor  # [N] int32
+    allowed_rows: Tensor  # [A] int32, rows that have a list of allowed tokens
+    allowed_offsets: Tensor  # [A + 1] int32
+    allowed_tokens: Tensor  # [M] int32
+
+    host: Mapping[str, np.ndarray]  # the same arrays on the host
+
+    @classmethod
+    def from_host(
+        cls, host: Mapping[str, Tensor], device: Mapping[str, Tensor] | None = None
+    ) -> SamplingInputs:
+        """Builds the record from the arrays of one step.
+
+        Args:
+            host: every tensor field by name, in host memory.
+            device: the same arrays on the device that samples; the host's own when None.
+        """
+        names = [f.name for f in dataclasses.fields(cls) if f.name != "host"]
+        arrays = {name: host[name].numpy() for name in names}
+        tensors = host if device is None else device
+        return cls(**{name: tensors[name] for name in names}, host=arrays)
+
+    @property
+    def num_rows(self) -> int:
+        return self.host["seeds"].shape[0]
+
+    @property
+    def device(self) -> torch.device:
+        return self.seeds.device
+
+    def rows_where(self, mask: np.ndarray) -> Tensor:
+        """Indices of the rows in a host mask [R] bool, as an int64 tensor on the sampling device."""
+        return torch.from_numpy(np.flatnonzero(mask)).to(self.device, non_blocking=True)
+
+    def slice(self, start: int, stop: int) -> SamplingInputs:
+        """The rows start ... stop - 1, renumbered from 0, so that few logits need to exist at once.
+
+        `row_offsets` is clipped to the slice: a sequence that it cuts keeps only the rows inside.
+        """
+        host: dict[str, np.ndarray] = {}
+        device: dict[str, Tensor] = {}
+
+        def take(name: str, low: int, high: int, minus: int = 0) -> None:
+            host[name] = self.host[name][low:high] - minus if minus else self.host[name][low:high]
+            tensor = getattr(self, name)[low:high]
+            device[name] = tensor - minus if minus else tensor
+
+        for name in _DENSE:
+            take(name, start, stop)
+        for rows, *values in _TRIPLETS:
+            low, high = np.searchsorted(self.host[rows], (start, stop))
+            take(rows, low, high, minus=start)
+            for name in values:
+                take(name, low, high)
+        low, high = np.searchsorted(self.host["allowed_rows"], (start, stop))
+        first, last = self.host["allowed_offsets"][[low, high]]
+        take("allowed_rows", low, high, minus=start)
+        take("allowed_offsets", low, high + 1, minus=int(first))
+        take("allowed_tokens", first, last)
+        host["row_offsets"] = np.clip(self.host["row_offsets"], start, stop) - np.int32(start)
+        device["row_offsets"] = self.row_offsets.clamp(start, stop) - start
+        return SamplingInputs(**device, host=host)
