@@ -60,10 +60,11 @@ def check_float(
 
 def check_bool(name: str, value: object) -> bool:
     """Returns a bool. Raises TypeError for anything that is not a bool or an integer 0 or 1."""
-    if isinstance(value, bool):
-        return value
+    plain = value.item() if hasattr(value, "item") else value  # NumPy's bool is another type
+    if isinstance(plain, bool):
+        return plain
     try:
-        number = operator.index(value)  # type: ignore[arg-type]
+        number = operator.index(plain)  # type: ignore[arg-type]
     except TypeError:
         number = -1
     if number not in (0, 1):
