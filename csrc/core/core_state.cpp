@@ -1,0 +1,135 @@
+#include "core_state.hpp"
+
+#include <algorithm>
+#include <chrono>
+
+#include "check.hpp"
+
+namespace deepinfer {
+namespace {
+
+void remove(std::vector<Sequence*>& list, const Sequence* sequence) {
+    const auto found = std::find(list.begin(), list.end(), sequence);
+    DI_CHECK(found != list.end(), "sequence ", sequence->id, " is not in the list");
+    list.erase(found);
+}
+
+CoreConfig validated(const CoreConfig& config) {
+    config.validate();
+    return config;
+}
+
+}  // namespace
+
+double monotonic_seconds() {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+CoreState::CoreState(const CoreConfig& config)
+    : config(validated(config)),
+      work(config.attention_terms, config.flops_per_token),
+      blocks(config.num_blocks),
+      slots(config.num_state_slots),
+      decode_steps(config.prefill_attempt_interval) {}
+
+int32_t CoreState::num_blocks_leaving() const {
+    int32_t count = 0;
+    for (const Sequence* sequence : leaving) count += blocks.num_exclusive(sequence->blocks);
+    return count;
+}
+
+void CoreState::admit(Sequence& sequence) {
+    DI_CHECK(sequence.state_slot == 0 && sequence.blocks.empty(), "sequence ", sequence.id, " holds resources");
+    sequence.state_slot = slots.allocate();
+    blocks.allocate(config.blocks_for(sequence.length()), sequence.blocks);
+    sequence.num_overtaken = 0;
+    partial.push_back(&sequence);
+}
+
+void CoreState::start_running(Sequence& sequence) {
+    waiting.erase(sequence.id);
+    remove(partial, &sequence);
+    sequence.status = SequenceStatus::kRunning;
+    sequence.running_index = static_cast<int32_t>(running.size());
+    running.push_back(&sequence);
+}
+
+void CoreState::preempt(Sequence& sequence) {
+    ++num_preemptions;
+    ++sequence.metrics.num_preemptions;
+    if (config.stop_preempted_request) {
+        finish(sequence, FinishReason::kError, ErrorKind::kPreempted, monotonic_seconds());
+        ended.push_back(&sequence);
+        return;
+    }
+    restart(sequence);
+}
+
+void CoreState::restart(Sequence& sequence) {
+    detach(sequence);
+    sequence.status = SequenceStatus::kWaiting;
+    waiting.emplace(sequence.id, &sequence);
+    sequence.is_evicting = sequence.num_in_flight > 0;
+    drop_or_leave(sequence);
+}
+
+void CoreState::finish(Sequence& sequence, FinishReason reason, ErrorKind kind, double now) {
+    DI_CHECK(!sequence.is_finished(), "sequence ", sequence.id, " is finished");
+    if (sequence.is_evicting) {
+        waiting.erase(sequence.id);  // already listed in `leaving`
+        sequence.is_evicting = false;
+    } else {
+        detach(sequence);
+        drop_or_leave(sequence);
+    }
+    sequence.status = SequenceStatus::kFinished;
+    sequence.finish_reason = reason;
+    sequence.error_kind = kind;
+    sequence.metrics.finish = now;
+}
+
+void CoreState::leave_flight(Sequence& sequence) {
+    DI_CHECK(sequence.num_in_flight > 0, "sequence ", sequence.id, " is not in flight");
+    --sequence.num_in_flight;
+    if (sequence.num_in_flight > 0 || !(sequence.is_finished() || sequence.is_evicting)) return;
+    remove(leaving, &sequence);
+    sequence.is_evicting = false;
+    drop_resources(sequence);
+    if (sequence.is_released) sequences.erase(sequence.id);
+}
+
+void CoreState::compact() {
+    if (num_holes_ == 0) return;
+    std::erase(running, nullptr);
+    num_holes_ = 0;
+    for (size_t i = 0; i < running.size(); ++i) running[i]->running_index = static_cast<int32_t>(i);
+}
+
+void CoreState::detach(Sequence& sequence) {
+    if (sequence.status == SequenceStatus::kRunning) {
+        DI_CHECK(running[sequence.running_index] == &sequence, "sequence ", sequence.id, " is not where it says");
+        running[sequence.running_index] = nullptr;
+        ++num_holes_;
+        return;
+    }
+    waiting.erase(sequence.id);
+    if (sequence.state_slot != 0 && !sequence.is_evicting) remove(partial, &sequence);
+}
+
+void CoreState::drop_resources(Sequence& sequence) {
+    blocks.release_tail(sequence.blocks, 0);
+    if (sequence.state_slot != 0) slots.release(sequence.state_slot);
+    sequence.state_slot = 0;
+    sequence.num_computed = 0;
+    sequence.num_drafts = 0;
+}
+
+void CoreState::drop_or_leave(Sequence& sequence) {
+    if (sequence.num_in_flight > 0) {
+        leaving.push_back(&sequence);
+    } else {
+        drop_resources(sequence);
+    }
+}
+
+}  // namespace deepinfer

@@ -1,0 +1,73 @@
+/// CoreState: the queues and pools that scheduling and commit share, with the few moves that keep them consistent.
+///
+/// Every unfinished sequence is in exactly one of `waiting` (no resources, or a prompt prefilled in part) and `running`
+/// (prompt scheduled to its end). A sequence whose step is in flight keeps blocks and slot until that step is committed,
+/// whatever happens to it meanwhile; if it was ended or preempted it is also listed in `leaving`.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "block_pool.hpp"
+#include "config.hpp"
+#include "flops.hpp"
+#include "sequence.hpp"
+#include "step_plan.hpp"
+
+namespace deepinfer {
+
+/// Monotonic seconds, the clock of Python's `time.monotonic()`.
+double monotonic_seconds();
+
+struct CoreState {
+    explicit CoreState(const CoreConfig& config);
+
+    CoreConfig config;
+    WorkModel work;
+    BlockPool blocks;
+    BlockPool slots;
+    SequencePool sequences;
+    std::map<int64_t, Sequence*> waiting;  ///< by id: arrival order, also for preempted sequences
+    std::vector<Sequence*> running;        ///< in the order of admission; null where one left since `compact`
+    std::vector<Sequence*> partial;        ///< waiting sequences that hold blocks for the rest of their prompt
+    std::vector<Sequence*> leaving;        ///< ended or preempted while in flight
+    std::deque<std::shared_ptr<StepPlan>> in_flight;  ///< scheduled and not committed, oldest first
+    std::vector<Sequence*> ended;          ///< ended by scheduling itself, not yet told to the caller
+    int64_t num_preemptions = 0;
+    int32_t decode_steps = 0;  ///< since the last prefill step
+    int64_t next_step = 1;
+
+    /// Sequences that hold a slot and are going to use it.
+    int32_t num_admitted() const { return num_running() + static_cast<int32_t>(partial.size()); }
+    int32_t num_running() const { return static_cast<int32_t>(running.size()) - num_holes_; }
+    /// Blocks that come free when the steps in flight are committed.
+    int32_t num_blocks_leaving() const;
+
+    /// Takes a slot and the blocks of the whole known length; the caller has checked that they exist.
+    void admit(Sequence& sequence);
+    /// waiting -> running, when its prompt is scheduled to the end.
+    void start_running(Sequence& sequence);
+    /// Back to waiting, to be recomputed; resources go back now, or at the commit when it is in flight.
+    /// With `stop_preempted_request` it ends instead.
+    void preempt(Sequence& sequence);
+    /// Ends an unfinished sequence.
+    void finish(Sequence& sequence, FinishReason reason, ErrorKind kind, double now);
+    /// One plan less in flight; the last one gives back what a leaving sequence holds.
+    void leave_flight(Sequence& sequence);
+    /// Back to waiting without a mark: its step never happened, caches may be half written.
+    void restart(Sequence& sequence);
+    /// Closes the holes in `running`; whoever walks it has called this.
+    void compact();
+
+private:
+    int32_t num_holes_ = 0;
+
+    void detach(Sequence& sequence);             ///< Out of its queue.
+    void drop_resources(Sequence& sequence);     ///< Blocks and slot back to the pools.
+    void drop_or_leave(Sequence& sequence);      ///< Now, or at the commit.
+};
+
+}  // namespace deepinfer

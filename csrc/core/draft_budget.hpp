@@ -1,0 +1,32 @@
+/// How many drafts each sequence of a decode step verifies.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "sequence.hpp"
+
+namespace deepinfer {
+
+/// What a budget may look at.
+struct DraftCandidate {
+    const Sequence* sequence;
+    int32_t max_drafts;  ///< upper bound: drafts at hand, the configured limit, tokens left to the end
+};
+
+/// Decides verify lengths. Called once per decode step, before blocks are taken (which may shorten the result).
+class DraftBudget {
+public:
+    virtual ~DraftBudget() = default;
+    /// Writes num_drafts[i] in 0 .. candidates[i].max_drafts.
+    virtual void choose(std::span<const DraftCandidate> candidates, std::span<int32_t> num_drafts) = 0;
+};
+
+/// Verifies every draft at hand.
+class FixedDraftBudget : public DraftBudget {
+public:
+    void choose(std::span<const DraftCandidate> candidates, std::span<int32_t> num_drafts) override;
+};
+
+}  // namespace deepinfer

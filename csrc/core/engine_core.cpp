@@ -1,0 +1,200 @@
+#include "engine_core.hpp"
+
+#include <algorithm>
+
+#include "check.hpp"
+#include "intake.hpp"
+#include "integrity.hpp"
+#include "sampling_inputs.hpp"
+
+namespace deepinfer {
+
+EngineCore::EngineCore(const CoreConfig& config)
+    : state_(config), scheduler_(std::make_unique<FixedDraftBudget>()) {}
+
+void EngineCore::set_compressed_vocab(std::vector<int32_t> map, int32_t pad_id) {
+    const std::lock_guard lock(mutex_);
+    if (map.empty() || static_cast<int64_t>(map.size()) < state_.config.vocab_size) {
+        throw std::invalid_argument(
+            concat("the compressed vocabulary maps ", map.size(), " ids, the vocabulary has ", state_.config.vocab_size));
+    }
+    vocab_ = {std::move(map), pad_id};
+}
+
+int32_t EngineCore::num_known_ids() const {
+    const int32_t mapped = static_cast<int32_t>(vocab_.map.size());
+    return state_.config.vocab_size > 0 ? state_.config.vocab_size : mapped;
+}
+
+int64_t EngineCore::add(SequenceParams params, std::span<const int32_t> prompt) {
+    const std::lock_guard lock(mutex_);
+    check_request(state_.config, params, prompt, num_known_ids());
+    Sequence& sequence = state_.sequences.create();
+    prepare_sequence(state_.config, std::move(params), prompt, sequence);
+    state_.waiting.emplace(sequence.id, &sequence);
+    return sequence.id;
+}
+
+bool EngineCore::abort(int64_t id) {
+    const std::lock_guard lock(mutex_);
+    Sequence& sequence = state_.sequences.get(id);
+    if (sequence.is_finished()) return false;
+    state_.finish(sequence, FinishReason::kAbort, ErrorKind::kNone, monotonic_seconds());
+    state_.compact();
+    return true;
+}
+
+bool EngineCore::fail(int64_t id, ErrorKind kind) {
+    const std::lock_guard lock(mutex_);
+    Sequence& sequence = state_.sequences.get(id);
+    if (sequence.is_finished()) return false;
+    state_.finish(sequence, FinishReason::kError, kind, monotonic_seconds());
+    state_.compact();
+    return true;
+}
+
+void EngineCore::stop(int64_t id, int32_t num_output_tokens, FinishReason reason) {
+    const std::lock_guard lock(mutex_);
+    Sequence& sequence = state_.sequences.get(id);
+    if (num_output_tokens < 0 || num_output_tokens > sequence.num_kept_outputs()) {
+        throw std::invalid_argument(concat("sequence ", id, " has ", sequence.num_kept_outputs(),
+                                           " output tokens, cannot keep ", num_output_tokens));
+    }
+    if (reason == FinishReason::kNone) throw std::invalid_argument("a stopped sequence needs a finish reason");
+    if (!sequence.is_finished()) {
+        state_.finish(sequence, reason, ErrorKind::kNone, monotonic_seconds());
+        state_.compact();
+    }
+    sequence.finish_reason = reason;
+    sequence.error_kind = ErrorKind::kNone;
+    sequence.stop_token = -1;
+    sequence.kept_outputs = num_output_tokens;
+}
+
+void EngineCore::release(int64_t id) {
+    const std::lock_guard lock(mutex_);
+    Sequence& sequence = state_.sequences.get(id);
+    if (!sequence.is_finished()) {
+        throw std::invalid_argument(concat("sequence ", id, " is not finished; abort it before releasing it"));
+    }
+    std::erase(state_.ended, &sequence);
+    if (sequence.num_in_flight > 0) {
+        sequence.is_released = true;
+    } else {
+        state_.sequences.erase(id);
+    }
+}
+
+bool EngineCore::preempt(int64_t id) {
+    const std::lock_guard lock(mutex_);
+    Sequence& sequence = state_.sequences.get(id);
+    if (sequence.is_finished() || sequence.is_evicting || sequence.state_slot == 0) return false;
+    state_.preempt(sequence);
+    state_.compact();
+    return true;
+}
+
+bool EngineCore::wants_prefill() {
+    const std::lock_guard lock(mutex_);
+    return scheduler_.wants_prefill(state_);
+}
+
+std::shared_ptr<StepPlan> EngineCore::schedule(std::optional<StepKind> kind) {
+    const std::lock_guard lock(mutex_);
+    return scheduler_.schedule(state_, kind);
+}
+
+std::pair<std::vector<int64_t>, std::vector<uint8_t>> EngineCore::take_ended() {
+    const std::lock_guard lock(mutex_);
+    std::pair<std::vector<int64_t>, std::vector<uint8_t>> ended;
+    for (const Sequence* sequence : state_.ended) {
+        ended.first.push_back(sequence->id);
+        ended.second.push_back(static_cast<uint8_t>(sequence->finish_reason));
+    }
+    state_.ended.clear();
+    return ended;
+}
+
+CommitResult EngineCore::commit(const StepPlan& plan, const StepOutcome& outcome) {
+    const std::lock_guard lock(mutex_);
+    require_outstanding(plan);
+    DI_CHECK(state_.in_flight.front().get() == &plan, "step ", plan.step, " is committed before step ",
+             state_.in_flight.front()->step);
+    check_outcome(plan, outcome, num_known_ids(), state_.config.num_draft_tokens);
+    return deepinfer::commit(state_, outcome);
+}
+
+int32_t EngineCore::discard_in_flight() {
+    const std::lock_guard lock(mutex_);
+    const int32_t count = static_cast<int32_t>(state_.in_flight.size());
+    while (!state_.in_flight.empty()) {
+        const std::shared_ptr<StepPlan> plan = state_.in_flight.front();
+        for (const PlanSequence& entry : plan->sequences) {
+            Sequence& sequence = *entry.sequence;
+            const bool is_leaving = sequence.is_finished() || sequence.is_evicting;
+            state_.leave_flight(sequence);
+            if (!is_leaving && sequence.num_in_flight == 0) state_.restart(sequence);
+        }
+        plan->is_outstanding = false;
+        state_.in_flight.pop_front();
+    }
+    state_.compact();
+    return count;
+}
+
+Layout EngineCore::batch_layout(const StepPlan& plan) { return deepinfer::batch_layout(state_.config, plan); }
+
+Layout EngineCore::sampling_layout(StepPlan& plan) {
+    const std::lock_guard lock(mutex_);
+    require_outstanding(plan);
+    DI_CHECK(plan.num_matched == 0 || state_.in_flight.front().get() == &plan, "step ", plan.step,
+             " samples before the step in front of it is committed");
+    return deepinfer::sampling_layout(plan);
+}
+
+void EngineCore::fill_batch(const StepPlan& plan, std::span<std::byte> buffer) {
+    const std::lock_guard lock(mutex_);
+    require_outstanding(plan);
+    deepinfer::fill_batch(state_.config, vocab_, plan, buffer);
+}
+
+void EngineCore::fill_sampling(StepPlan& plan, std::span<std::byte> buffer) {
+    const std::lock_guard lock(mutex_);
+    require_outstanding(plan);
+    DI_CHECK(plan.num_matched == 0 || state_.in_flight.front().get() == &plan, "step ", plan.step,
+             " samples before the step in front of it is committed");
+    deepinfer::fill_sampling(plan, buffer);
+}
+
+CoreCounts EngineCore::counts() {
+    const std::lock_guard lock(mutex_);
+    return {state_.num_running(),
+            static_cast<int32_t>(state_.waiting.size()),
+            state_.blocks.num_free(),
+            state_.slots.num_free(),
+            static_cast<int32_t>(state_.in_flight.size()),
+            state_.num_preemptions};
+}
+
+void EngineCore::check_integrity() {
+    const std::lock_guard lock(mutex_);
+    deepinfer::check_integrity(state_);
+}
+
+std::vector<int32_t> EngineCore::free_blocks() {
+    const std::lock_guard lock(mutex_);
+    return state_.blocks.free_ids();
+}
+
+std::vector<int32_t> EngineCore::free_slots() {
+    const std::lock_guard lock(mutex_);
+    return state_.slots.free_ids();
+}
+
+void EngineCore::require_outstanding(const StepPlan& plan) const {
+    const bool is_mine = std::any_of(state_.in_flight.begin(), state_.in_flight.end(),
+                                     [&](const auto& mine) { return mine.get() == &plan; });
+    DI_CHECK(is_mine, "step ", plan.step, " is committed, discarded or another engine's");
+}
+
+}  // namespace deepinfer

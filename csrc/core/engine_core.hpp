@@ -1,0 +1,83 @@
+/// EngineCore: the door of the core. Checks what comes in, holds the lock, and calls scheduler, builders and commit.
+///
+/// Every method may be called from any thread. There is no state outside of the object.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "batch_inputs.hpp"
+#include "commit.hpp"
+#include "core_state.hpp"
+#include "scheduler.hpp"
+
+namespace deepinfer {
+
+/// Numbers of the queues and pools at one moment.
+struct CoreCounts {
+    int32_t num_running = 0;
+    int32_t num_waiting = 0;
+    int32_t num_free_blocks = 0;
+    int32_t num_free_slots = 0;
+    int32_t num_in_flight = 0;
+    int64_t num_preemptions = 0;
+};
+
+class EngineCore {
+public:
+    explicit EngineCore(const CoreConfig& config);
+
+    const CoreConfig& config() const { return state_.config; }
+
+    /// Vocabulary compression of n-gram windows; `pad_id` is a compressed id. Call before the first `add`.
+    void set_compressed_vocab(std::vector<int32_t> map, int32_t pad_id);
+
+    int64_t add(SequenceParams params, std::span<const int32_t> prompt);
+    bool abort(int64_t id);
+    /// Ends a sequence with its first `num_output_tokens` outputs, or corrects one that has just ended.
+    void stop(int64_t id, int32_t num_output_tokens, FinishReason reason);
+    bool fail(int64_t id, ErrorKind kind);
+    void release(int64_t id);
+    bool preempt(int64_t id);
+
+    bool wants_prefill();
+    std::shared_ptr<StepPlan> schedule(std::optional<StepKind> kind);
+    /// Ids and reasons of the sequences that scheduling itself has ended since the last call.
+    std::pair<std::vector<int64_t>, std::vector<uint8_t>> take_ended();
+    CommitResult commit(const StepPlan& plan, const StepOutcome& outcome);
+    /// Forgets all plans in flight; their sequences are recomputed. Returns the number of plans.
+    int32_t discard_in_flight();
+
+    Layout batch_layout(const StepPlan& plan);
+    Layout sampling_layout(StepPlan& plan);
+    void fill_batch(const StepPlan& plan, std::span<std::byte> buffer);
+    void fill_sampling(StepPlan& plan, std::span<std::byte> buffer);
+
+    CoreCounts counts();
+    void check_integrity();
+    std::vector<int32_t> free_blocks();
+    std::vector<int32_t> free_slots();
+    double attention_flops(int64_t begin, int64_t end) const { return state_.work.attention_flops(begin, end); }
+
+    /// Runs `read(const Sequence&)` under the lock and returns its value.
+    template <typename Reader>
+    auto read(int64_t id, const Reader& reader) {
+        const std::lock_guard lock(mutex_);
+        return reader(std::as_const(state_.sequences.get(id)));
+    }
+
+private:
+    void require_outstanding(const StepPlan& plan) const;
+    int32_t num_known_ids() const;
+
+    std::mutex mutex_;
+    CoreState state_;
+    Scheduler scheduler_;
+    CompressedVocab vocab_;
+};
+
+}  // namespace deepinfer

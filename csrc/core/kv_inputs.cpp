@@ -1,0 +1,45 @@
+#include "kv_inputs.hpp"
+
+#include <algorithm>
+
+namespace deepinfer {
+
+void add_kv_layout(const StepPlan& plan, Layout& layout) {
+    const int64_t num_seqs = plan.num_seqs();
+    layout.add("cu_seqlens_q", DataType::kInt32, num_seqs + 1);
+    layout.add("seqlens_q", DataType::kInt32, num_seqs);
+    layout.add("seqlens_k", DataType::kInt32, num_seqs);
+    layout.add("state_slots", DataType::kInt32, num_seqs);
+    layout.add("total_lens", DataType::kInt32, num_seqs);
+    layout.add("keep_all", DataType::kInt32, num_seqs);
+    layout.add("block_tables", DataType::kInt32, num_seqs, plan.max_blocks);
+}
+
+void fill_kv_inputs(const CoreConfig& config, const StepPlan& plan, BufferWriter& writer) {
+    int32_t* cu_seqlens_q = writer.next<int32_t>("cu_seqlens_q");
+    int32_t* seqlens_q = writer.next<int32_t>("seqlens_q");
+    int32_t* seqlens_k = writer.next<int32_t>("seqlens_k");
+    int32_t* state_slots = writer.next<int32_t>("state_slots");
+    int32_t* total_lens = writer.next<int32_t>("total_lens");
+    int32_t* keep_all = writer.next<int32_t>("keep_all");
+    int32_t* table = writer.next<int32_t>("block_tables");
+    int32_t row = 0;
+    *cu_seqlens_q++ = 0;
+    for (const PlanSequence& entry : plan.sequences) {
+        row += entry.num_rows;
+        *cu_seqlens_q++ = row;
+        *seqlens_q++ = entry.num_rows;
+        *seqlens_k++ = entry.end();
+        *state_slots++ = entry.sequence->state_slot;
+        // A prompt chunk may skip decoder rows only when later tokens do not need them, so it must know the whole length.
+        *total_lens++ = plan.is_prefill() ? entry.known_length : entry.end();
+        *keep_all++ = entry.num_scoring > 0 ? 1 : 0;
+        const std::vector<int32_t>& blocks = entry.sequence->blocks;
+        const size_t used = std::min(blocks.size(), static_cast<size_t>(config.blocks_for(entry.end())));
+        int32_t* const end = table + plan.max_blocks;
+        std::fill(std::copy_n(blocks.begin(), used, table), end, 0);
+        table = end;
+    }
+}
+
+}  // namespace deepinfer

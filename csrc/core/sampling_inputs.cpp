@@ -1,0 +1,228 @@
+#include "sampling_inputs.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <unordered_map>
+
+#include "check.hpp"
+
+namespace deepinfer {
+namespace {
+
+/// Draft that the row at `index` of a decode step tests; -1 for the bonus row.
+int32_t tested_draft(const PlanSequence& entry, int32_t index) {
+    const Sequence& sequence = *entry.sequence;
+    const bool has_draft = index + 1 < entry.num_samples && index < sequence.num_drafts;
+    return has_draft ? sequence.drafts[index] : -1;
+}
+
+/// Penalty triplets of one row: the committed history and the drafts before the row.
+void add_penalties(SparseInputs& sparse, const Sequence& sequence, int32_t row, int32_t num_drafts_before) {
+    const TokenHistory& history = *sequence.history;
+    const size_t first = sparse.penalty_tokens.size();
+    sparse.penalty_tokens.insert(sparse.penalty_tokens.end(), history.tokens.begin(), history.tokens.end());
+    sparse.penalty_counts.insert(sparse.penalty_counts.end(), history.counts.begin(), history.counts.end());
+    for (int32_t j = 0; j < num_drafts_before; ++j) {
+        const int32_t draft = sequence.drafts[j];
+        const auto known = history.index.find(draft);
+        size_t place = sparse.penalty_tokens.size();
+        if (known != history.index.end()) {
+            place = first + static_cast<size_t>(known->second);
+        } else {
+            const auto begin = sparse.penalty_tokens.begin() + static_cast<int64_t>(first + history.tokens.size());
+            const auto found = std::find(begin, sparse.penalty_tokens.end(), draft);
+            place = static_cast<size_t>(found - sparse.penalty_tokens.begin());
+        }
+        if (place == sparse.penalty_tokens.size()) {
+            sparse.penalty_tokens.push_back(draft);
+            sparse.penalty_counts.push_back(0);
+        }
+        ++sparse.penalty_counts[place];
+    }
+    sparse.penalty_rows.resize(sparse.penalty_tokens.size(), row);
+}
+
+void add_bans(SparseInputs& sparse, const SequenceParams& params, int32_t row, int32_t output_index) {
+    const auto ban = [&](int32_t token) {
+        sparse.ban_rows.push_back(row);
+        sparse.ban_tokens.push_back(token);
+    };
+    const bool is_too_short = output_index < params.min_tokens;
+    if (is_too_short) {
+        for (int32_t token : params.stop_token_ids) ban(token);
+    }
+    if (params.eos_token_id >= 0 &&
+        ((is_too_short && !params.ignore_eos) || output_index < params.first_n_token_no_eos)) {
+        ban(params.eos_token_id);
+    }
+}
+
+void add_sparse_row(SparseInputs& sparse, const Sequence& sequence, int32_t row, int32_t output_index, int32_t index) {
+    const SequenceParams& params = sequence.params;
+    if (sequence.history) add_penalties(sparse, sequence, row, index);
+    for (size_t i = 0; i < params.bias_tokens.size(); ++i) {
+        sparse.bias_rows.push_back(row);
+        sparse.bias_tokens.push_back(params.bias_tokens[i]);
+        sparse.bias_values.push_back(params.bias_values[i]);
+    }
+    add_bans(sparse, params, row, output_index);
+    if (!params.allowed_token_ids.empty()) {
+        sparse.allowed_rows.push_back(row);
+        sparse.allowed_tokens.insert(sparse.allowed_tokens.end(), params.allowed_token_ids.begin(),
+                                     params.allowed_token_ids.end());
+        sparse.allowed_offsets.push_back(static_cast<int32_t>(sparse.allowed_tokens.size()));
+    }
+}
+
+SparseInputs collect_sparse(const StepPlan& plan) {
+    SparseInputs sparse;
+    sparse.allowed_offsets.push_back(0);
+    int32_t row = 0;
+    for (const PlanSequence& entry : plan.sequences) {
+        const Sequence& sequence = *entry.sequence;
+        if (sequence.has_sparse_inputs && !sequence.is_finished()) {
+            for (int32_t j = 0; j < entry.num_samples; ++j) {
+                add_sparse_row(sparse, sequence, row + entry.num_scoring + j, sequence.num_outputs() + j,
+                               std::min<int32_t>(j, sequence.num_drafts));
+            }
+        }
+        row += entry.num_outputs();
+    }
+    return sparse;
+}
+
+/// Calls `visit(name, vector)` for every sparse array in buffer order.
+template <typename Visitor>
+void visit_sparse(const SparseInputs& sparse, const Visitor& visit) {
+    visit("penalty_rows", sparse.penalty_rows);
+    visit("penalty_tokens", sparse.penalty_tokens);
+    visit("penalty_counts", sparse.penalty_counts);
+    visit("bias_rows", sparse.bias_rows);
+    visit("bias_tokens", sparse.bias_tokens);
+    visit("bias_values", sparse.bias_values);
+    visit("ban_rows", sparse.ban_rows);
+    visit("ban_tokens", sparse.ban_tokens);
+    visit("allowed_rows", sparse.allowed_rows);
+    visit("allowed_offsets", sparse.allowed_offsets);
+    visit("allowed_tokens", sparse.allowed_tokens);
+}
+
+template <typename T>
+constexpr DataType type_of() {
+    return std::is_same_v<T, float> ? DataType::kFloat32 : DataType::kInt32;
+}
+
+/// The dense arrays, one element per sampling row.
+struct DenseRows {
+    int64_t* seeds;
+    int64_t* token_index;
+    float* inv_temperature;
+    float* top_p;
+    float* min_p;
+    float* repetition;
+    float* presence;
+    float* frequency;
+    int32_t* top_k;
+    int32_t* num_logprobs;
+    int32_t* forced;
+    int32_t* draft_ids;
+
+    /// A greedy row without any transform.
+    void set_neutral(int32_t row, int64_t index, int32_t forced_token, int32_t logprobs) const {
+        seeds[row] = 0;
+        token_index[row] = index;
+        inv_temperature[row] = 0.0f;
+        top_p[row] = 1.0f;
+        min_p[row] = 0.0f;
+        repetition[row] = 1.0f;
+        presence[row] = 0.0f;
+        frequency[row] = 0.0f;
+        top_k[row] = -1;
+        num_logprobs[row] = logprobs;
+        forced[row] = forced_token;
+        draft_ids[row] = -1;
+    }
+
+    void set_sampled(int32_t row, const PlanSequence& entry, int32_t index) const {
+        const Sequence& sequence = *entry.sequence;
+        const SequenceParams& params = sequence.params;
+        const int32_t output_index = sequence.num_outputs() + index;
+        seeds[row] = std::bit_cast<int64_t>(params.seed);
+        token_index[row] = int64_t{sequence.length()} + index;
+        inv_temperature[row] = params.inv_temperature;
+        top_p[row] = params.top_p;
+        min_p[row] = params.min_p;
+        repetition[row] = params.repetition;
+        presence[row] = params.presence;
+        frequency[row] = params.frequency;
+        top_k[row] = params.top_k;
+        num_logprobs[row] = params.num_logprobs;
+        const bool has_golden = output_index < static_cast<int32_t>(params.golden_token_ids.size());
+        forced[row] = has_golden ? params.golden_token_ids[output_index] : -1;
+        draft_ids[row] = tested_draft(entry, index);
+    }
+};
+
+}  // namespace
+
+Layout sampling_layout(StepPlan& plan) {
+    if (!plan.has_sparse) {
+        plan.sparse = collect_sparse(plan);
+        plan.has_sparse = true;
+    }
+    Layout layout;
+    layout.entries.reserve(24);
+    for (const char* name : {"seeds", "token_index"}) layout.add(name, DataType::kInt64, plan.num_outputs);
+    for (const char* name : {"inv_temperature", "top_p", "min_p", "repetition", "presence", "frequency"}) {
+        layout.add(name, DataType::kFloat32, plan.num_outputs);
+    }
+    for (const char* name : {"top_k", "num_logprobs", "forced", "draft_ids"}) {
+        layout.add(name, DataType::kInt32, plan.num_outputs);
+    }
+    layout.add("row_offsets", DataType::kInt32, int64_t{plan.num_seqs()} + 1);
+    visit_sparse(plan.sparse, [&]<typename T>(const char* name, const std::vector<T>& values) {
+        layout.add(name, type_of<T>(), static_cast<int64_t>(values.size()));
+    });
+    return layout;
+}
+
+void fill_sampling(StepPlan& plan, std::span<std::byte> buffer) {
+    const Layout layout = sampling_layout(plan);
+    BufferWriter writer(layout, buffer);
+    DenseRows rows{};
+    rows.seeds = writer.next<int64_t>("seeds");
+    rows.token_index = writer.next<int64_t>("token_index");
+    rows.inv_temperature = writer.next<float>("inv_temperature");
+    rows.top_p = writer.next<float>("top_p");
+    rows.min_p = writer.next<float>("min_p");
+    rows.repetition = writer.next<float>("repetition");
+    rows.presence = writer.next<float>("presence");
+    rows.frequency = writer.next<float>("frequency");
+    rows.top_k = writer.next<int32_t>("top_k");
+    rows.num_logprobs = writer.next<int32_t>("num_logprobs");
+    rows.forced = writer.next<int32_t>("forced");
+    rows.draft_ids = writer.next<int32_t>("draft_ids");
+    int32_t* row_offsets = writer.next<int32_t>("row_offsets");
+    int32_t row = 0;
+    *row_offsets++ = 0;
+    for (const PlanSequence& entry : plan.sequences) {
+        const Sequence& sequence = *entry.sequence;
+        for (int32_t j = 0; j < entry.num_scoring; ++j) {
+            const int32_t target = entry.first_scoring + j + 1;
+            rows.set_neutral(row++, target, sequence.tokens[target], sequence.params.num_prompt_logprobs);
+        }
+        for (int32_t j = 0; j < entry.num_samples; ++j) {
+            if (sequence.is_finished()) {
+                rows.set_neutral(row++, int64_t{entry.start} + j + 1, -1, -1);
+            } else {
+                rows.set_sampled(row++, entry, j);
+            }
+        }
+        *row_offsets++ = row;
+    }
+    visit_sparse(plan.sparse, [&]<typename T>(const char* name, const std::vector<T>& values) {
+        std::copy(values.begin(), values.end(), writer.next<T>(name));
+    });
+}
+
+}  // namespace deepinfer

@@ -1,0 +1,66 @@
+/// StepPlan: what one step does. It owns its memory and never changes after scheduling.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <vector>
+
+#include "sequence.hpp"
+#include "types.hpp"
+
+namespace deepinfer {
+
+/// One sequence of a plan. Its query rows are consecutive positions `start .. start + num_rows - 1`; its output rows
+/// are `num_scoring` rows from position `first_scoring` on (prompt log-probabilities), then `num_samples` rows that end
+/// with the last query row. Block table and state slot are read from the sequence, which keeps them until the commit.
+struct PlanSequence {
+    Sequence* sequence = nullptr;  ///< valid until the plan is committed
+    int64_t id = 0;
+    int32_t start = 0;  ///< position of the first row; the most possible when `remap >= 0` and the step decodes
+    int32_t num_rows = 0;
+    int32_t known_length = 0;  ///< committed tokens when it was scheduled
+    int32_t num_samples = 0;
+    int32_t first_scoring = 0;
+    int32_t num_scoring = 0;
+    int32_t remap = -1;  ///< index of the same sequence in the plan in flight
+
+    int32_t end() const { return start + num_rows; }
+    int32_t num_outputs() const { return num_scoring + num_samples; }
+};
+
+/// Sparse sampling inputs, collected once per plan.
+struct SparseInputs {
+    std::vector<int32_t> penalty_rows, penalty_tokens, penalty_counts;
+    std::vector<int32_t> bias_rows, bias_tokens;
+    std::vector<float> bias_values;
+    std::vector<int32_t> ban_rows, ban_tokens;
+    std::vector<int32_t> allowed_rows, allowed_offsets, allowed_tokens;
+};
+
+struct StepPlan {
+    int64_t step = 0;  ///< 1, 2, ... in schedule order
+    StepKind kind = StepKind::kDecode;
+    std::vector<PlanSequence> sequences;  // [S]
+    std::vector<int64_t> preempted_ids;   ///< preempted while this step was scheduled
+    int32_t num_rows = 0;                 ///< Q
+    int32_t num_outputs = 0;              ///< R
+    int32_t max_blocks = 0;               ///< columns of the block tables
+    int32_t max_seqlen_q = 0;
+    int32_t max_seqlen_k = 0;
+    int32_t num_matched = 0;    ///< sequences that are also in the plan in flight
+    int32_t num_draft_rows = 0;
+    int32_t max_num_logprobs = -1;
+    int32_t num_running = 0;  ///< after scheduling, as the next two
+    int32_t num_waiting = 0;
+    int32_t num_free_blocks = 0;
+    double attention_flops = 0.0;
+    std::atomic<bool> is_outstanding{true};  ///< neither committed nor discarded
+
+    SparseInputs sparse;  ///< filled by the sampling layout
+    bool has_sparse = false;
+
+    int32_t num_seqs() const { return static_cast<int32_t>(sequences.size()); }
+    bool is_prefill() const { return kind == StepKind::kPrefill; }
+};
+
+}  // namespace deepinfer
