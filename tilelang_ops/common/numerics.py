@@ -116,14 +116,14 @@ def encode_e2m1(x: Tensor) -> Tensor:
     """Nearest E2M1 of float32 [..., n], ties to the even code, saturating; packed [..., n / 2] uint8."""
     codes = torch.bucketize(x.abs(), _e2m1_edges(x.device), out_int32=True)
     codes += torch.signbit(x) * 8
-    codes = codes.view(*x.shape[:-1], -1, 2)
+    codes = codes.unflatten(-1, (x.shape[-1] // 2, 2))
     return (codes[..., 0] + codes[..., 1] * 16).to(torch.uint8)
 
 
 def decode_e2m1(packed: Tensor) -> Tensor:
     """[..., n / 2] uint8 -> float32 [..., n]."""
     pairs = _e2m1_pairs(packed.device).index_select(0, packed.reshape(-1).int())
-    return pairs.view(*packed.shape[:-1], -1)
+    return pairs.view(*packed.shape[:-1], 2 * packed.shape[-1])
 
 
 def decode_e8m0(scale_bytes: Tensor) -> Tensor:

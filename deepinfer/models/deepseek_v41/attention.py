@@ -202,8 +202,9 @@ class Attention:
         out = sparse_attention(q, keys.pool, keys.index(rows, self.window), main, slots, self.sink, scale)
         self._count(rows.num_rows, keys.pool, main, slots, caches)
         rotate(out, cos, sin, inverse=True)
-        grouped = self.wo_a.by_group(out.view(rows.num_rows, self.num_groups, -1), self.arithmetic)
-        return self.wo_b(grouped.flatten(1), self.arithmetic), selection
+        by_group = out.flatten(1).unflatten(1, (self.num_groups, -1))
+        latent = self.wo_a.by_group(by_group, self.arithmetic).flatten(1)
+        return self.wo_b(latent, self.arithmetic), selection
 
     def _count(
         self, num_rows: int, window: Tensor, main: Tensor | None, slots: Tensor | None, caches: Caches
