@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -24,7 +26,7 @@ class Batch:
     seqlens_k: Tensor  # [S] tokens of the sequence after this step, drafts included
     state_slots: Tensor  # [S]
     block_tables: Tensor  # [S, max_blocks] 0 where unused
-    total_lens: Tensor  # [S] tokens known of the sequence: rows of the decoder below what later tokens read are skipped
+    total_lens: Tensor  # [S] tokens known of the sequence; decides which decoder rows nobody reads
     keep_all: Tensor  # [S] 1 when every row's output is wanted (prompt log-probabilities)
     output_rows: Tensor  # [R] rows whose final hidden state is wanted, ascending
     max_seqlen_k: int  # max(seqlens_k), known on the host
@@ -37,3 +39,10 @@ class Batch:
     @property
     def num_seqs(self) -> int:
         return self.seqlens_k.shape[0]
+
+    @classmethod
+    @functools.cache
+    def tensor_names(cls) -> tuple[str, ...]:
+        """Names of the tensors, which are those of the arrays that the C++ core fills."""
+        hosts = ("max_seqlen_k", "is_prefill")
+        return tuple(field.name for field in dataclasses.fields(cls) if field.name not in hosts)

@@ -1,0 +1,1 @@
+"""Control: which requests run when. No tensor maths here."""

@@ -1,0 +1,181 @@
+"""EngineArgs: what a caller may set, and the only place that resolves defaults into frozen configs."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from deepinfer.config import ARITHMETICS, Arithmetic, CacheConfig, SchedulerConfig
+from deepinfer.engine.engine_type import EngineType
+from deepinfer.settings import Settings
+
+LOGPROBS_MODES = ("raw", "temperature", "processed")
+
+# Tokens of a prefill step when neither the model length nor the decode batch asks for more.
+MIN_BATCHED_TOKENS = 4096
+
+# Share of the machine's memory that caches may take when `cache_bytes` is not given (CPU).
+CPU_CACHE_SHARE = 0.25
+
+
+@dataclass
+class EngineArgs:
+    """Arguments of an engine.
+
+    Attributes:
+        model: local checkpoint directory, or a Hub id.
+        tokenizer: directory with `tokenizer.json`; the model's when None.
+        revision: Hub revision of the model.
+        tokenizer_revision: Hub revision of the tokenizer; `revision` when None.
+        seed: seeds the process's generators (rank r uses seed + r); requests have their own seeds.
+        max_model_len: most prompt + output tokens of a request; min(4096, the model's own limit) when None.
+        max_num_seqs: requests that run at once.
+        max_num_batched_tokens: query tokens per step; max(max_model_len, 4096, decode tokens) when None.
+        chunked_prefill: split prompts that exceed the step's tokens.
+        max_prefill_tflops: estimated attention work of a prefill step, in TFLOP; 0 means no limit.
+        tokens_per_block: -1, or the paged block size, which is fixed at 128.
+        lookahead_tokens: smallest partial chunk worth starting.
+        stop_preempted_request: end a preempted request with an error instead of recomputing it.
+        engine_type: which phases the engine runs; NORMAL only for now.
+        arithmetic: rounding preset: "float32", "w8a8", "bfloat16" or "plain"; "float32" on a CPU when None.
+        batch_invariant: a row's bits never depend on its batch; DEEPINFER_BATCH_INVARIANT when None.
+        logprobs_mode: what log-probabilities mean: "raw" (the model's distribution), "temperature" (after
+            penalties, bias, masks and temperature) or "processed" (after truncation too).
+        cache_bytes: memory for both cache pools; a quarter of the machine's memory at most when None.
+        num_blocks: paged blocks, overriding what `cache_bytes` would give.
+        disable_log_stats: no periodic statistics line.
+    """
+
+    model: str
+    tokenizer: str | None = None
+    revision: str | None = None
+    tokenizer_revision: str | None = None
+    load_format: str = "auto"
+    seed: int = 0
+    max_model_len: int | None = None
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int | None = None
+    chunked_prefill: bool = True
+    max_prefill_tflops: float = 0.0
+    tokens_per_block: int = -1
+    lookahead_tokens: int = 0
+    stop_preempted_request: bool = False
+    engine_type: EngineType = EngineType.NORMAL
+    arithmetic: str | None = None
+    batch_invariant: bool | None = None
+    logprobs_mode: str = "raw"
+    cache_bytes: int | None = None
+    num_blocks: int | None = None
+    disable_log_stats: bool = False
+
+    def __post_init__(self) -> None:
+        if self.load_format.lower() != "auto":
+            raise ValueError(f"load_format={self.load_format!r}: only 'auto' (safetensors) is supported")
+        if self.tokens_per_block not in (-1, BLOCK_SIZE):
+            raise ValueError(f"tokens_per_block={self.tokens_per_block}: blocks hold {BLOCK_SIZE} tokens")
+        if self.logprobs_mode not in LOGPROBS_MODES:
+            raise ValueError(
+                f"logprobs_mode={self.logprobs_mode!r}: choose one of {', '.join(LOGPROBS_MODES)}"
+            )
+        if self.arithmetic is not None and self.arithmetic not in ARITHMETICS:
+            raise ValueError(f"arithmetic={self.arithmetic!r}: choose one of {', '.join(ARITHMETICS)}")
+        if EngineType(self.engine_type) is not EngineType.NORMAL:
+            raise ValueError(f"engine_type={self.engine_type!r}: only EngineType.NORMAL is supported")
+        for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "cache_bytes", "num_blocks"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise ValueError(f"{name}={value!r}: expected an integer >= 1")
+
+    @classmethod
+    def from_kwargs(cls, **kwargs: Any) -> EngineArgs:
+        """EngineArgs from keywords; an unknown one is a TypeError that names the nearest field."""
+        names = [field.name for field in dataclasses.fields(cls)]
+        for name in kwargs:
+            if name not in names:
+                import difflib
+
+                near = difflib.get_close_matches(name, names, n=1, cutoff=0.0)[0]
+                raise TypeError(f"unknown engine argument {name!r}; the nearest one is {near!r}")
+        return cls(**kwargs)
+
+    def resolve_arithmetic(self, settings: Settings) -> Arithmetic:
+        """The arithmetic preset with batch invariance decided (argument, then environment, then on)."""
+        base = ARITHMETICS[self.arithmetic or "float32"]
+        invariant = self.batch_invariant if self.batch_invariant is not None else settings.batch_invariant
+        return dataclasses.replace(base, batch_invariant=True if invariant is None else invariant)
+
+    def resolve_scheduler(self, model_limit: int, num_draft_tokens: int) -> SchedulerConfig:
+        """Limits of a step.
+
+        Args:
+            model_limit: the checkpoint's `max_position_embeddings`.
+            num_draft_tokens: drafts verified per request and step.
+
+        Raises:
+            ValueError: when the given numbers contradict each other.
+        """
+        max_model_len = self.max_model_len or min(4096, model_limit)
+        if max_model_len > model_limit:
+            raise ValueError(f"max_model_len={max_model_len} exceeds the model's own limit of {model_limit}")
+        decode_tokens = self.max_num_seqs * (1 + num_draft_tokens)
+        budget = self.max_num_batched_tokens or max(max_model_len, MIN_BATCHED_TOKENS, decode_tokens)
+        if budget < decode_tokens:
+            raise ValueError(
+                f"max_num_batched_tokens={budget} is less than a full decode step of {decode_tokens} tokens "
+                f"(max_num_seqs={self.max_num_seqs} x (1 + {num_draft_tokens} drafts)): "
+                "raise it or lower max_num_seqs"
+            )
+        if not self.chunked_prefill and budget < max_model_len:
+            raise ValueError(
+                f"max_num_batched_tokens={budget} is less than max_model_len={max_model_len}: "
+                "a prompt could not be prefilled in one step; use chunked_prefill=True or raise the budget"
+            )
+        return SchedulerConfig(
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=budget,
+            max_model_len=max_model_len,
+            chunked_prefill=self.chunked_prefill,
+            max_sum_seqlen_k=1 << 30,
+            max_prefill_tflops=self.max_prefill_tflops,
+            stop_preempted_request=self.stop_preempted_request,
+            num_draft_tokens=num_draft_tokens,
+        )
+
+    def resolve_cache(
+        self,
+        scheduler: SchedulerConfig,
+        settings: Settings,
+        block_bytes: int,
+        slot_bytes: int,
+        max_backtracking: int,
+    ) -> CacheConfig:
+        """Sizes of the cache pools: as many blocks as every running request could use, or as memory allows.
+
+        Raises:
+            ValueError: when not even one request of `max_model_len` fits.
+        """
+        num_slots = int(scheduler.max_num_seqs * settings.num_state_slots_ratio) + 1
+        blocks_per_seq = -(-scheduler.max_model_len // BLOCK_SIZE)
+        num_blocks = self.num_blocks
+        if num_blocks is None:
+            limit = self.cache_bytes or int(CPU_CACHE_SHARE * _physical_memory())
+            room = (limit - num_slots * slot_bytes) // max(block_bytes, 1)
+            num_blocks = min(scheduler.max_num_seqs * blocks_per_seq, room) + 1
+        if num_blocks - 1 < blocks_per_seq:
+            raise ValueError(
+                f"{max(num_blocks - 1, 0)} usable cache blocks of {BLOCK_SIZE} tokens cannot hold one request "
+                f"of max_model_len={scheduler.max_model_len} ({blocks_per_seq} blocks of {block_bytes} bytes, "
+                f"beside {num_slots} state slots of {slot_bytes} bytes): raise cache_bytes or num_blocks, "
+                "or lower max_model_len or max_num_seqs"
+            )
+        return CacheConfig(BLOCK_SIZE, num_blocks, num_slots, max_backtracking)
+
+
+BLOCK_SIZE = 128  # tokens per paged block, fixed by the cache layout
+
+
+def _physical_memory() -> int:
+    """Bytes of memory of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

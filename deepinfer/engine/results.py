@@ -1,0 +1,173 @@
+"""Results: a sequence of the core, read once and turned into plain values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from deepinfer.checkpoint.detokenizer import Detokenizer
+from deepinfer.engine.intake import Request
+from deepinfer.outputs import (
+    CompletionOutput,
+    ErrorKind,
+    FinishReason,
+    Logprob,
+    RequestError,
+    RequestMetrics,
+    RequestOutput,
+    position_logprobs,
+)
+
+if TYPE_CHECKING:
+    from deepinfer.checkpoint.tokenizer import Tokenizer
+
+_ERRORS = {
+    "NUMERICS": (ErrorKind.NUMERICS, "the model's logits are NaN or infinite for this request"),
+    "MASKED": (ErrorKind.NO_TOKEN, "bans, allowed_token_ids and logit_bias leave no token to sample"),
+    "PREEMPTED": (ErrorKind.PREEMPTED, "evicted for lack of cache blocks (stop_preempted_request=True)"),
+}
+_REASONS = {
+    "STOP": FinishReason.STOP,
+    "LENGTH": FinishReason.LENGTH,
+    "ABORT": FinishReason.ABORT,
+    "ERROR": FinishReason.ERROR,
+}
+
+
+@dataclass
+class SampleState:
+    """One completion of a request, from submission to its end."""
+
+    index: int
+    seq_id: int
+    detokenizer: Detokenizer | None  # only where text is needed before the end
+    stop_string: str | None = None  # the one that ended it
+    output: CompletionOutput | None = None  # once it has ended
+    metrics: Any = None  # the core's SequenceMetrics, likewise
+
+
+@dataclass
+class RequestState:
+    """One request, from submission to its end."""
+
+    request: Request
+    stream: bool
+    arrival_time: float  # Unix seconds
+    samples: list[SampleState] = field(default_factory=list)
+    prompt_logprobs: tuple[list[float], list[dict[int, Logprob] | None]] | None = None
+
+
+class ResultReader:
+    """Reads sequences of one `_core.EngineCore`."""
+
+    def __init__(self, core: Any, tokenizer: Tokenizer) -> None:
+        self._core = core
+        self._tokenizer = tokenizer
+
+    def hides_last_token(self, state: RequestState, seq_id: int) -> bool:
+        """Whether the last output token ended the sequence and its text is to be left out."""
+        return self._core.stop_token(seq_id) >= 0 and not state.request.params.include_stop_str_in_output
+
+    def end(self, state: RequestState, sample: SampleState) -> None:
+        """Read an ended sequence into `sample.output`; the core forgets it."""
+        core, seq_id, params = self._core, sample.seq_id, state.request.params
+        reason = _REASONS[core.finish_reason(seq_id).name]
+        output = self._sequence(state, sample)
+        output.finish_reason = reason.value
+        stop_token = core.stop_token(seq_id)
+        if sample.stop_string is not None:
+            output.stop_reason = sample.stop_string
+        elif reason is FinishReason.STOP and stop_token in params.stop_token_ids:
+            output.stop_reason = stop_token
+        if reason is FinishReason.ERROR:
+            output.error = RequestError(*_error(core.error_kind(seq_id).name))
+        if params.detokenize and sample.detokenizer is None:
+            hidden = 1 if self.hides_last_token(state, seq_id) else 0
+            tokens = output.token_ids[: len(output.token_ids) - hidden]
+            output.text = self._tokenizer.decode(tokens, skip_special_tokens=params.skip_special_tokens)
+        if state.prompt_logprobs is None and params.prompt_logprobs is not None:
+            state.prompt_logprobs = self._prompt_logprobs(state.request, seq_id)
+        sample.output = output
+        sample.metrics = core.metrics(seq_id)
+        core.release(seq_id)
+
+    def result(self, state: RequestState) -> RequestOutput:
+        """The request's state: ended completions, and running ones as far as they are."""
+        request = state.request
+        finished = all(sample.output is not None for sample in state.samples)
+        output = RequestOutput(
+            request_id=request.request_id,
+            prompt=request.text,
+            prompt_token_ids=request.token_ids.tolist(),
+            outputs=[sample.output or self._sequence(state, sample) for sample in state.samples],
+            finished=finished,
+            metrics=self._metrics(state),
+        )
+        if finished and state.prompt_logprobs is not None:
+            output.prompt_token_logprobs, output.prompt_logprobs = state.prompt_logprobs
+        return output
+
+    def _sequence(self, state: RequestState, sample: SampleState) -> CompletionOutput:
+        """A sequence's tokens, log-probabilities and streamed text."""
+        core, seq_id, params = self._core, sample.seq_id, state.request.params
+        output = CompletionOutput(index=sample.index, token_ids=core.output_token_ids(seq_id).tolist())
+        if sample.detokenizer is not None:
+            output.text = sample.detokenizer.text
+        if params.logprobs is None:
+            return output
+        values, ranks = core.logprobs(seq_id).tolist(), core.ranks(seq_id).tolist()
+        output.token_logprobs = values
+        output.cumulative_logprob = float(sum(values))
+        output.logprobs = self._positions(
+            output.token_ids, values, ranks, core.top_logprobs(seq_id), params.detokenize
+        )
+        return output
+
+    def _prompt_logprobs(
+        self, request: Request, seq_id: int
+    ) -> tuple[list[float], list[dict[int, Logprob] | None]]:
+        core = self._core
+        values, ranks = core.prompt_logprobs(seq_id).tolist(), core.prompt_ranks(seq_id).tolist()
+        tokens = request.token_ids[1 : len(values) + 1].tolist()
+        tops = core.prompt_top_logprobs(seq_id)
+        return values, [None, *self._positions(tokens, values, ranks, tops, request.params.detokenize)]
+
+    def _positions(
+        self, tokens: list[int], values: list[float], ranks: list[int], tops: tuple[Any, Any], decode: bool
+    ) -> list[dict[int, Logprob]]:
+        """`position_logprobs` of each token; `tops` are [n, K] ids and values."""
+        text_of = (lambda token: self._tokenizer.decode([token])) if decode else None
+        ids, top_values = (array.tolist() for array in tops)
+        return [
+            position_logprobs(token, value, rank, top_ids, top, text_of)
+            for token, value, rank, top_ids, top in zip(tokens, values, ranks, ids, top_values, strict=True)
+        ]
+
+    def _metrics(self, state: RequestState) -> RequestMetrics:
+        """Times of the request: first start, first token, last end over its completions."""
+        times = [sample.metrics or self._core.metrics(sample.seq_id) for sample in state.samples]
+        arrival = times[0].arrival
+        started = [each.first_scheduled for each in times if each.first_scheduled > 0]
+        first = [each.first_token for each in times if each.first_token > 0]
+        metrics = RequestMetrics(
+            arrival_time=state.arrival_time,
+            queue_ms=1e3 * (min(started) - arrival) if started else None,
+            ttft_ms=1e3 * (min(first) - arrival) if first else None,
+            num_preemptions=sum(each.num_preemptions for each in times),
+            num_cached_tokens=max(each.num_cached_tokens for each in times),
+            num_accepted_tokens=sum(each.num_accepted for each in times),
+            num_verified_tokens=sum(each.num_drafted for each in times),
+        )
+        if all(sample.output is not None for sample in state.samples):
+            end = max(each.finish for each in times)
+            longest = max(len(sample.output.token_ids) for sample in state.samples)
+            metrics.total_ms = 1e3 * (end - arrival)
+            if first and longest > 1:
+                metrics.tpot_ms = 1e3 * (end - min(first)) / (longest - 1)
+        return metrics
+
+
+def _error(name: str) -> tuple[str, str]:
+    """Kind and message of a core ErrorKind."""
+    kind, message = _ERRORS.get(name, (ErrorKind.INTERNAL, "the engine ended this request"))
+    return kind.value, message

@@ -1,0 +1,1 @@
+"""Ways to drive an engine."""

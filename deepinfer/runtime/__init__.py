@@ -1,0 +1,1 @@
+"""Data: one device, one step at a time."""
