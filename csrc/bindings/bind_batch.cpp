@@ -17,9 +17,12 @@ auto per_sequence(const StepPlan& plan, const Getter& get) {
 
 const char* dtype_name(DataType dtype) {
     switch (dtype) {
-        case DataType::kInt32: return "int32";
-        case DataType::kInt64: return "int64";
-        case DataType::kFloat32: return "float32";
+        case DataType::kInt32:
+            return "int32";
+        case DataType::kInt64:
+            return "int64";
+        case DataType::kFloat32:
+            return "float32";
     }
     throw InternalError("unknown data type");
 }
@@ -54,7 +57,8 @@ std::span<std::byte> writable_bytes(py::array_t<uint8_t, py::array::c_style>& bu
 }
 
 void bind_plan(py::module_& module) {
-    py::class_<StepPlan, PlanPointer>(module, "StepPlan", "What one step does: S sequences, Q query rows, R output rows.")
+    py::class_<StepPlan, PlanPointer>(module, "StepPlan",
+                                      "What one step does: S sequences, Q query rows, R output rows.")
         .def_readonly("step", &StepPlan::step, "1, 2, ... in schedule order")
         .def_readonly("kind", &StepPlan::kind)
         .def_property_readonly("is_prefill", &StepPlan::is_prefill)
@@ -64,38 +68,63 @@ void bind_plan(py::module_& module) {
         .def_readonly("max_blocks", &StepPlan::max_blocks, "columns of block_tables")
         .def_readonly("max_seqlen_q", &StepPlan::max_seqlen_q)
         .def_readonly("max_seqlen_k", &StepPlan::max_seqlen_k)
-        .def_property_readonly("num_prefill_tokens", [](const StepPlan& plan) { return plan.is_prefill() ? plan.num_rows : 0; })
-        .def_property_readonly("num_decode_tokens", [](const StepPlan& plan) { return plan.is_prefill() ? 0 : plan.num_rows; })
+        .def_property_readonly("num_prefill_tokens",
+                               [](const StepPlan& plan) { return plan.is_prefill() ? plan.num_rows : 0; })
+        .def_property_readonly("num_decode_tokens",
+                               [](const StepPlan& plan) { return plan.is_prefill() ? 0 : plan.num_rows; })
         .def_readonly("num_draft_rows", &StepPlan::num_draft_rows)
         .def_readonly("num_matched", &StepPlan::num_matched, "sequences that are also in the plan in flight")
-        .def_readonly("max_num_logprobs", &StepPlan::max_num_logprobs, "largest top list wanted by a row; -1: none")
+        .def_readonly("max_num_logprobs", &StepPlan::max_num_logprobs,
+                      "largest top list wanted by a row; -1: none")
         .def_readonly("num_running", &StepPlan::num_running)
         .def_readonly("num_waiting", &StepPlan::num_waiting)
         .def_readonly("num_free_blocks", &StepPlan::num_free_blocks)
-        .def_property_readonly("attention_tflops", [](const StepPlan& plan) { return plan.attention_flops * 1e-12; })
-        .def_property_readonly("is_committed", [](const StepPlan& plan) { return !plan.is_outstanding.load(); },
-                               "committed or discarded")
-        .def_property_readonly("seq_ids", [](const StepPlan& plan) {
-            return per_sequence(plan, [](const PlanSequence& entry) { return entry.id; });
-        }, "int64 [S]")
-        .def_property_readonly("seqlens_q", [](const StepPlan& plan) {
-            return per_sequence(plan, [](const PlanSequence& entry) { return entry.num_rows; });
-        }, "int32 [S]")
-        .def_property_readonly("seqlens_k", [](const StepPlan& plan) {
-            return per_sequence(plan, [](const PlanSequence& entry) { return entry.end(); });
-        }, "int32 [S]")
-        .def_property_readonly("num_sampled_rows", [](const StepPlan& plan) {
-            return per_sequence(plan, [](const PlanSequence& entry) { return entry.num_samples; });
-        }, "int32 [S] output rows that may emit a token: the last ones of the sequence; 0 for a chunk inside a prompt")
-        .def_property_readonly("num_scoring_rows", [](const StepPlan& plan) {
-            return per_sequence(plan, [](const PlanSequence& entry) { return entry.num_scoring; });
-        }, "int32 [S] output rows for prompt log-probabilities: the first ones of the sequence")
-        .def_property_readonly("remap", [](const StepPlan& plan) {
-            return per_sequence(plan, [](const PlanSequence& entry) { return entry.remap; });
-        }, "int32 [S] index of the same sequence in the plan in flight, -1: none")
-        .def_property_readonly("preempted_ids", [](const StepPlan& plan) {
-            return to_array(std::vector<int64_t>(plan.preempted_ids));
-        }, "int64 [n] preempted while this step was scheduled");
+        .def_property_readonly("attention_tflops",
+                               [](const StepPlan& plan) { return plan.attention_flops * 1e-12; })
+        .def_property_readonly(
+            "is_committed", [](const StepPlan& plan) { return !plan.is_outstanding.load(); },
+            "committed or discarded")
+        .def_property_readonly(
+            "seq_ids",
+            [](const StepPlan& plan) {
+                return per_sequence(plan, [](const PlanSequence& entry) { return entry.id; });
+            },
+            "int64 [S]")
+        .def_property_readonly(
+            "seqlens_q",
+            [](const StepPlan& plan) {
+                return per_sequence(plan, [](const PlanSequence& entry) { return entry.num_rows; });
+            },
+            "int32 [S]")
+        .def_property_readonly(
+            "seqlens_k",
+            [](const StepPlan& plan) {
+                return per_sequence(plan, [](const PlanSequence& entry) { return entry.end(); });
+            },
+            "int32 [S]")
+        .def_property_readonly(
+            "num_sampled_rows",
+            [](const StepPlan& plan) {
+                return per_sequence(plan, [](const PlanSequence& entry) { return entry.num_samples; });
+            },
+            "int32 [S] output rows that may emit a token: the last ones of the sequence; 0 for a chunk "
+            "inside a prompt")
+        .def_property_readonly(
+            "num_scoring_rows",
+            [](const StepPlan& plan) {
+                return per_sequence(plan, [](const PlanSequence& entry) { return entry.num_scoring; });
+            },
+            "int32 [S] output rows for prompt log-probabilities: the first ones of the sequence")
+        .def_property_readonly(
+            "remap",
+            [](const StepPlan& plan) {
+                return per_sequence(plan, [](const PlanSequence& entry) { return entry.remap; });
+            },
+            "int32 [S] index of the same sequence in the plan in flight, -1: none")
+        .def_property_readonly(
+            "preempted_ids",
+            [](const StepPlan& plan) { return to_array(std::vector<int64_t>(plan.preempted_ids)); },
+            "int64 [n] preempted while this step was scheduled");
 }
 
 }  // namespace
@@ -107,29 +136,49 @@ void bind_batch(py::module_& module, EngineClass& engine) {
         .def_readonly("nbytes", &LayoutTable::num_bytes);
     using Bytes = py::array_t<uint8_t, py::array::c_style>;
     engine
-        .def("batch_layout", [](EngineCore& core, const StepPlan& plan) { return as_table(core.batch_layout(plan)); },
-             py::arg("plan"), "Layout of the forward's inputs.")
-        .def("sampling_layout", [](EngineCore& core, StepPlan& plan) { return as_table(core.sampling_layout(plan)); },
-             py::arg("plan"), "Layout of the sampler's inputs; the plan before must be committed when they share sequences.")
-        .def("layout", [](EngineCore& core, StepPlan& plan) { return join(core.batch_layout(plan), core.sampling_layout(plan)); },
-             py::arg("plan"), "Both parts in one buffer.")
-        .def("fill_batch", [](EngineCore& core, const StepPlan& plan, Bytes& buffer) {
-            const std::span<std::byte> bytes = writable_bytes(buffer);
-            const py::gil_scoped_release unlocked;
-            core.fill_batch(plan, bytes);
-        }, py::arg("plan"), py::arg("buffer").noconvert(), "Writes the forward's inputs into uint8 [>= nbytes].")
-        .def("fill_sampling", [](EngineCore& core, StepPlan& plan, Bytes& buffer) {
-            const std::span<std::byte> bytes = writable_bytes(buffer);
-            const py::gil_scoped_release unlocked;
-            core.fill_sampling(plan, bytes);
-        }, py::arg("plan"), py::arg("buffer").noconvert(), "Writes the sampler's inputs into uint8 [>= nbytes].")
-        .def("fill", [](EngineCore& core, StepPlan& plan, Bytes& buffer) {
-            const std::span<std::byte> bytes = writable_bytes(buffer);
-            const py::gil_scoped_release unlocked;
-            const size_t batch_bytes = static_cast<size_t>(core.batch_layout(plan).num_bytes);
-            core.fill_batch(plan, bytes);
-            core.fill_sampling(plan, bytes.subspan(batch_bytes));
-        }, py::arg("plan"), py::arg("buffer").noconvert(), "Writes both parts.");
+        .def(
+            "batch_layout",
+            [](EngineCore& core, const StepPlan& plan) { return as_table(core.batch_layout(plan)); },
+            py::arg("plan"), "Layout of the forward's inputs.")
+        .def(
+            "sampling_layout",
+            [](EngineCore& core, StepPlan& plan) { return as_table(core.sampling_layout(plan)); },
+            py::arg("plan"),
+            "Layout of the sampler's inputs; the plan before must be committed when they share sequences.")
+        .def(
+            "layout",
+            [](EngineCore& core, StepPlan& plan) {
+                return join(core.batch_layout(plan), core.sampling_layout(plan));
+            },
+            py::arg("plan"), "Both parts in one buffer.")
+        .def(
+            "fill_batch",
+            [](EngineCore& core, const StepPlan& plan, Bytes& buffer) {
+                const std::span<std::byte> bytes = writable_bytes(buffer);
+                const py::gil_scoped_release unlocked;
+                core.fill_batch(plan, bytes);
+            },
+            py::arg("plan"), py::arg("buffer").noconvert(),
+            "Writes the forward's inputs into uint8 [>= nbytes].")
+        .def(
+            "fill_sampling",
+            [](EngineCore& core, StepPlan& plan, Bytes& buffer) {
+                const std::span<std::byte> bytes = writable_bytes(buffer);
+                const py::gil_scoped_release unlocked;
+                core.fill_sampling(plan, bytes);
+            },
+            py::arg("plan"), py::arg("buffer").noconvert(),
+            "Writes the sampler's inputs into uint8 [>= nbytes].")
+        .def(
+            "fill",
+            [](EngineCore& core, StepPlan& plan, Bytes& buffer) {
+                const std::span<std::byte> bytes = writable_bytes(buffer);
+                const py::gil_scoped_release unlocked;
+                const size_t batch_bytes = static_cast<size_t>(core.batch_layout(plan).num_bytes);
+                core.fill_batch(plan, bytes);
+                core.fill_sampling(plan, bytes.subspan(batch_bytes));
+            },
+            py::arg("plan"), py::arg("buffer").noconvert(), "Writes both parts.");
 }
 
 }  // namespace deepinfer::bindings

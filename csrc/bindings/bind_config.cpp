@@ -11,8 +11,9 @@ std::unique_ptr<Record> from_keywords(const py::kwargs& fields) {
     py::object view = py::cast(record.get(), py::return_value_policy::reference);
     for (const auto& [name, value] : fields) {
         if (!py::hasattr(view, name)) {
-            throw py::type_error(concat(py::str(py::type::of(view).attr("__name__")).template cast<std::string>(),
-                                        " has no field '", py::str(name).template cast<std::string>(), "'"));
+            throw py::type_error(
+                concat(py::str(py::type::of(view).attr("__name__")).template cast<std::string>(),
+                       " has no field '", py::str(name).template cast<std::string>(), "'"));
         }
         py::setattr(view, name, value);
     }
@@ -31,7 +32,8 @@ Terms get_terms(const CoreConfig& config) {
 
 void set_terms(CoreConfig& config, const Terms& terms) {
     config.attention_terms.clear();
-    for (const auto& [flops, divisor, offset, cap] : terms) config.attention_terms.push_back({flops, divisor, offset, cap});
+    for (const auto& [flops, divisor, offset, cap] : terms)
+        config.attention_terms.push_back({flops, divisor, offset, cap});
 }
 
 void bind_enums(py::module_& module) {
@@ -52,7 +54,9 @@ void bind_enums(py::module_& module) {
         .value("LENGTH", FinishReason::kLength)
         .value("ABORT", FinishReason::kAbort)
         .value("ERROR", FinishReason::kError);
-    py::enum_<ErrorKind>(module, "ErrorKind", "Why a sequence ended with FinishReason.ERROR; rows of `faults` hold the same values.")
+    py::enum_<ErrorKind>(
+        module, "ErrorKind",
+        "Why a sequence ended with FinishReason.ERROR; rows of `faults` hold the same values.")
         .value("NONE", ErrorKind::kNone)
         .value("NUMERICS", ErrorKind::kNumerics)
         .value("MASKED", ErrorKind::kMasked)
@@ -73,14 +77,16 @@ void bind_config(py::module_& module) {
         .def_readwrite("max_num_seqs", &CoreConfig::max_num_seqs, "sequences that hold a state slot at once")
         .def_readwrite("max_num_batched_tokens", &CoreConfig::max_num_batched_tokens, "query rows of a step")
         .def_readwrite("max_model_len", &CoreConfig::max_model_len, "prompt + output tokens, inclusive")
-        .def_readwrite("vocab_size", &CoreConfig::vocab_size, "token ids are checked against it; 0 checks nothing")
+        .def_readwrite("vocab_size", &CoreConfig::vocab_size,
+                       "token ids are checked against it; 0 checks nothing")
         .def_readwrite("block_size", &CoreConfig::block_size, "tokens per block")
         .def_readwrite("num_blocks", &CoreConfig::num_blocks, "pool size, reserved block 0 included")
         .def_readwrite("num_state_slots", &CoreConfig::num_state_slots, "pool size, reserved slot 0 included")
         .def_readwrite("chunked_prefill", &CoreConfig::chunked_prefill)
         .def_readwrite("min_prefill_chunk", &CoreConfig::min_prefill_chunk,
                        "a shorter partial chunk only opens an otherwise empty step")
-        .def_readwrite("max_sum_seqlen_k", &CoreConfig::max_sum_seqlen_k, "sum of total lengths in a prefill step")
+        .def_readwrite("max_sum_seqlen_k", &CoreConfig::max_sum_seqlen_k,
+                       "sum of total lengths in a prefill step")
         .def_readwrite("max_prefill_tflops", &CoreConfig::max_prefill_tflops,
                        "estimated attention work of a prefill step in TFLOP; 0 means no limit")
         .def_property("attention_terms", &get_terms, &set_terms,
@@ -97,17 +103,22 @@ void bind_config(py::module_& module) {
                        "after so many preemptions a sequence is served first and spared")
         .def_readwrite("stop_preempted_request", &CoreConfig::stop_preempted_request,
                        "preemption ends the request instead of recomputing it")
-        .def_readwrite("num_draft_tokens", &CoreConfig::num_draft_tokens, "most drafts verified per sequence and step")
+        .def_readwrite("num_draft_tokens", &CoreConfig::num_draft_tokens,
+                       "most drafts verified per sequence and step")
         .def_readwrite("async_scheduling", &CoreConfig::async_scheduling,
                        "one plan may be in flight while the next is scheduled")
         .def_readwrite("max_ngram", &CoreConfig::max_ngram, "columns of ngram_ids")
-        .def_readwrite("image_token_begin", &CoreConfig::image_token_begin, "ids [begin, end) are image tokens")
+        .def_readwrite("image_token_begin", &CoreConfig::image_token_begin,
+                       "ids [begin, end) are image tokens")
         .def_readwrite("image_token_end", &CoreConfig::image_token_end);
     py::class_<SequenceParams>(module, "SequenceParams", "What a caller asks of one sequence.")
         .def(py::init(&from_keywords<SequenceParams>))
-        .def_readwrite("max_tokens", &SequenceParams::max_tokens, "most output tokens; -1: to the end of the context")
-        .def_readwrite("min_tokens", &SequenceParams::min_tokens, "outputs before EOS or a stop token may appear")
-        .def_readwrite("first_n_token_no_eos", &SequenceParams::first_n_token_no_eos, "outputs before EOS may appear")
+        .def_readwrite("max_tokens", &SequenceParams::max_tokens,
+                       "most output tokens; -1: to the end of the context")
+        .def_readwrite("min_tokens", &SequenceParams::min_tokens,
+                       "outputs before EOS or a stop token may appear")
+        .def_readwrite("first_n_token_no_eos", &SequenceParams::first_n_token_no_eos,
+                       "outputs before EOS may appear")
         .def_readwrite("ignore_eos", &SequenceParams::ignore_eos)
         .def_readwrite("eos_token_id", &SequenceParams::eos_token_id, "-1: none")
         .def_readwrite("stop_token_ids", &SequenceParams::stop_token_ids)
@@ -122,16 +133,20 @@ void bind_config(py::module_& module) {
         .def_readwrite("bias_tokens", &SequenceParams::bias_tokens)
         .def_readwrite("bias_values", &SequenceParams::bias_values)
         .def_readwrite("allowed_token_ids", &SequenceParams::allowed_token_ids, "empty: every token")
-        .def_readwrite("num_logprobs", &SequenceParams::num_logprobs, "-1 none, 0 the sampled token's, k the top k too")
+        .def_readwrite("num_logprobs", &SequenceParams::num_logprobs,
+                       "-1 none, 0 the sampled token's, k the top k too")
         .def_readwrite("num_prompt_logprobs", &SequenceParams::num_prompt_logprobs, "as num_logprobs")
-        .def_readwrite("golden_token_ids", &SequenceParams::golden_token_ids, "forced outputs by index; -1 is free")
+        .def_readwrite("golden_token_ids", &SequenceParams::golden_token_ids,
+                       "forced outputs by index; -1 is free")
         .def_readwrite("needs_text", &SequenceParams::needs_text, "list its new tokens in CommitResult")
         .def_property(
             "arrival_time",
             [](const SequenceParams& params) {
                 return params.arrival_time < 0.0 ? std::nullopt : std::optional(params.arrival_time);
             },
-            [](SequenceParams& params, std::optional<double> time) { params.arrival_time = time.value_or(-1.0); },
+            [](SequenceParams& params, std::optional<double> time) {
+                params.arrival_time = time.value_or(-1.0);
+            },
             "monotonic seconds; None: the moment of EngineCore.add");
 }
 

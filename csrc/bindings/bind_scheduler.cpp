@@ -26,10 +26,10 @@ CommitArrays as_arrays(CommitResult&& result) {
             result.num_accepted};
 }
 
-CommitArrays commit(EngineCore& core, const StepPlan& plan, const py::object& tokens, const py::object& num_emitted,
-                    const py::object& logprobs, const py::object& ranks, const py::object& top_ids,
-                    const py::object& top_logprobs, const py::object& faults, const py::object& drafts,
-                    const py::object& confidences) {
+CommitArrays commit(EngineCore& core, const StepPlan& plan, const py::object& tokens,
+                    const py::object& num_emitted, const py::object& logprobs, const py::object& ranks,
+                    const py::object& top_ids, const py::object& top_logprobs, const py::object& faults,
+                    const py::object& drafts, const py::object& confidences) {
     if (tokens.is_none()) throw std::invalid_argument("tokens is missing");
     StepOutcome outcome;
     outcome.tokens = to_span<int32_t>(tokens, "tokens");
@@ -44,8 +44,8 @@ CommitArrays commit(EngineCore& core, const StepPlan& plan, const py::object& to
     outcome.confidences = to_span<float>(confidences, "confidences", 2);
     outcome.draft_width = num_columns(drafts);
     if (num_columns(top_logprobs) != outcome.top_width) {
-        throw std::invalid_argument(concat("top_ids has ", outcome.top_width, " columns, top_logprobs ",
-                                           num_columns(top_logprobs)));
+        throw std::invalid_argument(
+            concat("top_ids has ", outcome.top_width, " columns, top_logprobs ", num_columns(top_logprobs)));
     }
     CommitResult result;
     {
@@ -59,11 +59,14 @@ void bind_result(py::module_& module) {
     py::class_<CommitArrays>(module, "CommitResult", "What a commit changed; arrays belong to the caller.")
         .def_readonly("finished_ids", &CommitArrays::finished_ids, "int64 [F]")
         .def_readonly("finished_reasons", &CommitArrays::finished_reasons, "uint8 [F] FinishReason values")
-        .def_readonly("num_new_tokens", &CommitArrays::num_new_tokens, "int32 [S] tokens appended per plan sequence")
-        .def_readonly("text_ids", &CommitArrays::text_ids, "int64 [T] sequences with needs_text and new tokens")
+        .def_readonly("num_new_tokens", &CommitArrays::num_new_tokens,
+                      "int32 [S] tokens appended per plan sequence")
+        .def_readonly("text_ids", &CommitArrays::text_ids,
+                      "int64 [T] sequences with needs_text and new tokens")
         .def_readonly("text_offsets", &CommitArrays::text_offsets, "int32 [T + 1] into text_tokens")
         .def_readonly("text_tokens", &CommitArrays::text_tokens, "int32")
-        .def_readonly("first_token_latencies", &CommitArrays::first_token_latencies, "float64 seconds since arrival")
+        .def_readonly("first_token_latencies", &CommitArrays::first_token_latencies,
+                      "float64 seconds since arrival")
         .def_readonly("verified_by_position", &CommitArrays::verified_by_position, "int64 [num_draft_tokens]")
         .def_readonly("accepted_by_position", &CommitArrays::accepted_by_position, "int64 [num_draft_tokens]")
         .def_readonly("num_tokens", &CommitArrays::num_tokens, "tokens appended in all")
@@ -78,59 +81,84 @@ void bind_scheduler(py::module_& module, EngineClass& engine) {
     using Unlocked = py::call_guard<py::gil_scoped_release>;
     const py::object none = py::none();
     engine.def(py::init<const CoreConfig&>(), py::arg("config"), "ValueError when a limit cannot work.")
-        .def("set_compressed_vocab", [](EngineCore& core, const py::object& map, int32_t pad_id) {
-            const auto ids = to_span<int32_t>(map, "map");
-            core.set_compressed_vocab({ids.begin(), ids.end()}, pad_id);
-        }, py::arg("map"), py::arg("pad_id"),
-             "Vocabulary of n-gram windows: int32 [vocab] raw id -> compressed id; pad_id is a compressed id.")
-        .def("add", [](EngineCore& core, const SequenceParams& params, const py::object& prompt) {
-            const auto ids = to_span<int32_t>(prompt, "prompt");
-            return core.add(params, ids);
-        }, py::arg("params"), py::arg("prompt"),
-             "Queues a request: int32 [n] -> sequence id. ValueError when it can never run, saying what would work.")
-        .def("abort", &EngineCore::abort, py::arg("seq_id"), Unlocked(), "Ends it now; False when it had ended before.")
+        .def(
+            "set_compressed_vocab",
+            [](EngineCore& core, const py::object& map, int32_t pad_id) {
+                const auto ids = to_span<int32_t>(map, "map");
+                core.set_compressed_vocab({ids.begin(), ids.end()}, pad_id);
+            },
+            py::arg("map"), py::arg("pad_id"),
+            "Vocabulary of n-gram windows: int32 [vocab] raw id -> compressed id; pad_id is a compressed id.")
+        .def(
+            "add",
+            [](EngineCore& core, const SequenceParams& params, const py::object& prompt) {
+                const auto ids = to_span<int32_t>(prompt, "prompt");
+                return core.add(params, ids);
+            },
+            py::arg("params"), py::arg("prompt"),
+            "Queues a request: int32 [n] -> sequence id. ValueError when it can never run, saying what would "
+            "work.")
+        .def("abort", &EngineCore::abort, py::arg("seq_id"), Unlocked(),
+             "Ends it now; False when it had ended before.")
         .def("stop", &EngineCore::stop, py::arg("seq_id"), py::arg("num_output_tokens"),
              py::arg("reason") = FinishReason::kStop, Unlocked(),
              "Ends it with its first num_output_tokens outputs, also when it has just ended by itself.")
-        .def("fail", &EngineCore::fail, py::arg("seq_id"), py::arg("kind"), Unlocked(), "Ends it with FinishReason.ERROR.")
+        .def("fail", &EngineCore::fail, py::arg("seq_id"), py::arg("kind"), Unlocked(),
+             "Ends it with FinishReason.ERROR.")
         .def("release", &EngineCore::release, py::arg("seq_id"), Unlocked(), "Forgets a finished sequence.")
         .def("preempt", &EngineCore::preempt, py::arg("seq_id"), Unlocked(),
              "Takes its blocks; it will be recomputed. False when it holds none.")
-        .def("wants_prefill", &EngineCore::wants_prefill, Unlocked(), "Whether the next step should be a prefill.")
+        .def("wants_prefill", &EngineCore::wants_prefill, Unlocked(),
+             "Whether the next step should be a prefill.")
         .def("schedule", &EngineCore::schedule, py::arg("kind") = std::nullopt, Unlocked(),
              "Plans one step; None when nothing can run before a commit or a new request.")
-        .def("take_ended", [](EngineCore& core) {
-            auto [ids, reasons] = core.take_ended();
-            return py::make_tuple(to_array(std::move(ids)), to_array(std::move(reasons)));
-        }, "(int64 [n] ids, uint8 [n] reasons) of the sequences that schedule() has ended.")
+        .def(
+            "take_ended",
+            [](EngineCore& core) {
+                auto [ids, reasons] = core.take_ended();
+                return py::make_tuple(to_array(std::move(ids)), to_array(std::move(reasons)));
+            },
+            "(int64 [n] ids, uint8 [n] reasons) of the sequences that schedule() has ended.")
         .def("commit", &commit, py::arg("plan"), py::arg("tokens"), py::arg("num_emitted") = none,
              py::arg("logprobs") = none, py::arg("ranks") = none, py::arg("top_ids") = none,
              py::arg("top_logprobs") = none, py::arg("faults") = none, py::arg("drafts") = none,
              py::arg("confidences") = none,
-             "Applies the results of the oldest plan in flight: tokens int32 [R], num_emitted int32 [S], logprobs float32 [R], "
-             "ranks int32 [R], top_ids int32 [R, K], top_logprobs float32 [R, K], faults uint8 [R], drafts int32 [S, k], "
+             "Applies the results of the oldest plan in flight: tokens int32 [R], num_emitted int32 [S], "
+             "logprobs float32 [R], "
+             "ranks int32 [R], top_ids int32 [R, K], top_logprobs float32 [R, K], faults uint8 [R], drafts "
+             "int32 [S, k], "
              "confidences float32 [S, k].")
         .def("discard_in_flight", &EngineCore::discard_in_flight, Unlocked(),
              "Forgets all plans in flight; their sequences are recomputed. Returns the number of plans.")
-        .def("check_integrity", &EngineCore::check_integrity, Unlocked(), "RuntimeError names the first broken invariant.")
+        .def("check_integrity", &EngineCore::check_integrity, Unlocked(),
+             "RuntimeError names the first broken invariant.")
         .def("attention_flops", &EngineCore::attention_flops, py::arg("begin"), py::arg("end"),
              "Estimated attention work of the queries at positions [begin, end).")
         .def_property_readonly("num_running", [](EngineCore& core) { return core.counts().num_running; })
         .def_property_readonly("num_waiting", [](EngineCore& core) { return core.counts().num_waiting; })
-        .def_property_readonly("num_unfinished", [](EngineCore& core) {
-            const CoreCounts counts = core.counts();
-            return counts.num_running + counts.num_waiting;
-        })
-        .def_property_readonly("has_unfinished", [](EngineCore& core) {
-            const CoreCounts counts = core.counts();
-            return counts.num_running + counts.num_waiting > 0;
-        })
-        .def_property_readonly("num_free_blocks", [](EngineCore& core) { return core.counts().num_free_blocks; })
-        .def_property_readonly("num_free_slots", [](EngineCore& core) { return core.counts().num_free_slots; })
+        .def_property_readonly("num_unfinished",
+                               [](EngineCore& core) {
+                                   const CoreCounts counts = core.counts();
+                                   return counts.num_running + counts.num_waiting;
+                               })
+        .def_property_readonly("has_unfinished",
+                               [](EngineCore& core) {
+                                   const CoreCounts counts = core.counts();
+                                   return counts.num_running + counts.num_waiting > 0;
+                               })
+        .def_property_readonly("num_free_blocks",
+                               [](EngineCore& core) { return core.counts().num_free_blocks; })
+        .def_property_readonly("num_free_slots",
+                               [](EngineCore& core) { return core.counts().num_free_slots; })
         .def_property_readonly("num_in_flight", [](EngineCore& core) { return core.counts().num_in_flight; })
-        .def_property_readonly("num_preemptions", [](EngineCore& core) { return core.counts().num_preemptions; })
-        .def("free_blocks", [](EngineCore& core) { return to_array(core.free_blocks()); }, "int32 [n], next one first")
-        .def("free_slots", [](EngineCore& core) { return to_array(core.free_slots()); }, "int32 [n], next one first");
+        .def_property_readonly("num_preemptions",
+                               [](EngineCore& core) { return core.counts().num_preemptions; })
+        .def(
+            "free_blocks", [](EngineCore& core) { return to_array(core.free_blocks()); },
+            "int32 [n], next one first")
+        .def(
+            "free_slots", [](EngineCore& core) { return to_array(core.free_slots()); },
+            "int32 [n], next one first");
 }
 
 }  // namespace deepinfer::bindings

@@ -63,43 +63,62 @@ void bind_sequence(py::module_& module, EngineClass& engine) {
     const py::arg id("seq_id");
     engine
         .def("prompt_token_ids", array_of([](const Sequence& sequence) {
-                 return std::vector<int32_t>(sequence.tokens.begin(), sequence.tokens.begin() + sequence.num_prompt);
-             }), id, "int32 [prompt]")
+                 return std::vector<int32_t>(sequence.tokens.begin(),
+                                             sequence.tokens.begin() + sequence.num_prompt);
+             }),
+             id, "int32 [prompt]")
         .def("output_token_ids", array_of([](const Sequence& sequence) {
                  const auto begin = sequence.tokens.begin() + sequence.num_prompt;
                  return std::vector<int32_t>(begin, begin + sequence.num_kept_outputs());
-             }), id, "int32 [outputs]")
+             }),
+             id, "int32 [outputs]")
         .def("num_prompt_tokens", value_of([](const Sequence& sequence) { return sequence.num_prompt; }), id)
-        .def("num_output_tokens", value_of([](const Sequence& sequence) { return sequence.num_kept_outputs(); }), id)
-        .def("num_computed_tokens", value_of([](const Sequence& sequence) { return sequence.num_computed; }), id,
-             "tokens whose KV is in the caches")
+        .def("num_output_tokens",
+             value_of([](const Sequence& sequence) { return sequence.num_kept_outputs(); }), id)
+        .def("num_computed_tokens", value_of([](const Sequence& sequence) { return sequence.num_computed; }),
+             id, "tokens whose KV is in the caches")
         .def("status", value_of([](const Sequence& sequence) { return sequence.status; }), id)
         .def("finish_reason", value_of([](const Sequence& sequence) { return sequence.finish_reason; }), id)
         .def("error_kind", value_of([](const Sequence& sequence) { return sequence.error_kind; }), id)
         .def("stop_token", value_of([](const Sequence& sequence) { return sequence.stop_token; }), id,
              "the EOS or stop token that ended it, -1: none")
-        .def("state_slot", value_of([](const Sequence& sequence) { return sequence.state_slot; }), id, "0: none")
-        .def("block_table", array_of([](const Sequence& sequence) { return std::vector<int32_t>(sequence.blocks); }), id,
+        .def("state_slot", value_of([](const Sequence& sequence) { return sequence.state_slot; }), id,
+             "0: none")
+        .def("block_table",
+             array_of([](const Sequence& sequence) { return std::vector<int32_t>(sequence.blocks); }), id,
              "int32 [n]")
         .def("drafts", array_of([](const Sequence& sequence) {
-                 return std::vector<int32_t>(sequence.drafts.begin(), sequence.drafts.begin() + sequence.num_drafts);
-             }), id, "int32 [n] proposed by the last committed step")
+                 return std::vector<int32_t>(sequence.drafts.begin(),
+                                             sequence.drafts.begin() + sequence.num_drafts);
+             }),
+             id, "int32 [n] proposed by the last committed step")
         .def("confidences", array_of([](const Sequence& sequence) {
-                 return std::vector<float>(sequence.confidences.begin(), sequence.confidences.begin() + sequence.num_drafts);
-             }), id, "float32 [n] of the drafts")
+                 return std::vector<float>(sequence.confidences.begin(),
+                                           sequence.confidences.begin() + sequence.num_drafts);
+             }),
+             id, "float32 [n] of the drafts")
         .def("metrics", value_of([](const Sequence& sequence) { return sequence.metrics; }), id)
-        .def("logprobs", [](EngineCore& core, int64_t id) { return to_array(output_store(core, id).values); }, id,
-             "float32 [outputs] of each output token; empty when not asked for")
-        .def("ranks", [](EngineCore& core, int64_t id) { return to_array(output_store(core, id).ranks); }, id,
-             "int32 [outputs] 1-based rank of each output token")
-        .def("top_logprobs", [](EngineCore& core, int64_t id) { return top_arrays(output_store(core, id)); }, id,
-             "(int32 [outputs, K], float32 [outputs, K])")
-        .def("prompt_logprobs", [](EngineCore& core, int64_t id) { return to_array(prompt_store(core, id).values); }, id,
-             "float32 [prompt - 1] of prompt tokens 1, 2, ...; shorter while the prompt is not done")
-        .def("prompt_ranks", [](EngineCore& core, int64_t id) { return to_array(prompt_store(core, id).ranks); }, id,
-             "int32 [prompt - 1]")
-        .def("prompt_top_logprobs", [](EngineCore& core, int64_t id) { return top_arrays(prompt_store(core, id)); }, id,
-             "(int32 [prompt - 1, K], float32 [prompt - 1, K])");
+        .def(
+            "logprobs", [](EngineCore& core, int64_t id) { return to_array(output_store(core, id).values); },
+            id, "float32 [outputs] of each output token; empty when not asked for")
+        .def(
+            "ranks", [](EngineCore& core, int64_t id) { return to_array(output_store(core, id).ranks); }, id,
+            "int32 [outputs] 1-based rank of each output token")
+        .def(
+            "top_logprobs", [](EngineCore& core, int64_t id) { return top_arrays(output_store(core, id)); },
+            id, "(int32 [outputs, K], float32 [outputs, K])")
+        .def(
+            "prompt_logprobs",
+            [](EngineCore& core, int64_t id) { return to_array(prompt_store(core, id).values); }, id,
+            "float32 [prompt - 1] of prompt tokens 1, 2, ...; shorter while the prompt is not done")
+        .def(
+            "prompt_ranks",
+            [](EngineCore& core, int64_t id) { return to_array(prompt_store(core, id).ranks); }, id,
+            "int32 [prompt - 1]")
+        .def(
+            "prompt_top_logprobs",
+            [](EngineCore& core, int64_t id) { return top_arrays(prompt_store(core, id)); }, id,
+            "(int32 [prompt - 1, K], float32 [prompt - 1, K])");
 }
 
 }  // namespace deepinfer::bindings

@@ -44,7 +44,8 @@ std::span<const T> to_span(const py::object& object, const char* name, int num_d
     }
     const auto array = py::reinterpret_borrow<py::array_t<T, py::array::c_style>>(object);
     if (array.ndim() != num_dims) {
-        throw std::invalid_argument(concat(name, " must have ", num_dims, " dimension(s), got ", array.ndim()));
+        throw std::invalid_argument(
+            concat(name, " must have ", num_dims, " dimension(s), got ", array.ndim()));
     }
     return {array.data(), static_cast<size_t>(array.size())};
 }

@@ -10,8 +10,9 @@ PYBIND11_MODULE(_core, module) {
     py::register_local_exception<UnknownSequenceError>(module, "UnknownSequenceError", PyExc_KeyError);
     py::register_local_exception<InternalError>(module, "InternalError", PyExc_RuntimeError);
     bindings::bind_config(module);
-    bindings::EngineClass engine(module, "EngineCore",
-                                 "Scheduler of one engine. Safe to call from any thread; no state outside of the object.");
+    bindings::EngineClass engine(
+        module, "EngineCore",
+        "Scheduler of one engine. Safe to call from any thread; no state outside of the object.");
     bindings::bind_batch(module, engine);
     bindings::bind_scheduler(module, engine);
     bindings::bind_sequence(module, engine);

@@ -11,7 +11,8 @@ void add_remap_layout(const CoreConfig& config, const StepPlan& plan, Layout& la
     layout.add("ngram_history", DataType::kInt32, num_seqs, std::max(0, config.max_ngram - 1));
 }
 
-void fill_remap_inputs(const CoreConfig& config, const CompressedVocab& vocab, const StepPlan& plan, BufferWriter& writer) {
+void fill_remap_inputs(const CoreConfig& config, const CompressedVocab& vocab, const StepPlan& plan,
+                       BufferWriter& writer) {
     int32_t* remap = writer.next<int32_t>("remap");
     int32_t* committed_lens = writer.next<int32_t>("committed_lens");
     int32_t* history = writer.next<int32_t>("ngram_history");

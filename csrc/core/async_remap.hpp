@@ -7,6 +7,7 @@ namespace deepinfer {
 
 /// Empty arrays unless the engine schedules asynchronously.
 void add_remap_layout(const CoreConfig& config, const StepPlan& plan, Layout& layout);
-void fill_remap_inputs(const CoreConfig& config, const CompressedVocab& vocab, const StepPlan& plan, BufferWriter& writer);
+void fill_remap_inputs(const CoreConfig& config, const CompressedVocab& vocab, const StepPlan& plan,
+                       BufferWriter& writer);
 
 }  // namespace deepinfer

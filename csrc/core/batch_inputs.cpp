@@ -18,7 +18,8 @@ constexpr int64_t kAlignment = 64;
 int64_t size_of(DataType dtype) { return dtype == DataType::kInt64 ? 8 : 4; }
 
 /// Windows of all rows of a chunk. A token is looked up once; a row copies its neighbours.
-void fill_chunk_windows(const CoreConfig& config, const CompressedVocab& vocab, const PlanSequence& entry, int32_t* out) {
+void fill_chunk_windows(const CoreConfig& config, const CompressedVocab& vocab, const PlanSequence& entry,
+                        int32_t* out) {
     const std::vector<int32_t>& tokens = entry.sequence->tokens;
     const int32_t width = config.max_ngram;
     fill_window(config, vocab, tokens, entry.start, width, out);
@@ -36,7 +37,8 @@ void fill_chunk_windows(const CoreConfig& config, const CompressedVocab& vocab, 
 }
 
 /// Windows of the last token and the drafts behind it.
-void fill_decode_windows(const CoreConfig& config, const CompressedVocab& vocab, const PlanSequence& entry, int32_t* out) {
+void fill_decode_windows(const CoreConfig& config, const CompressedVocab& vocab, const PlanSequence& entry,
+                         int32_t* out) {
     const int32_t width = config.max_ngram;
     if (entry.remap >= 0) {
         std::fill_n(out, int64_t{entry.num_rows} * width, vocab.pad_id);
@@ -60,7 +62,8 @@ void Layout::add(const char* name, DataType dtype, int64_t rows, int64_t columns
     num_bytes += (count * size_of(dtype) + kAlignment - 1) / kAlignment * kAlignment;
 }
 
-BufferWriter::BufferWriter(const Layout& layout, std::span<std::byte> buffer) : layout_(layout), base_(buffer.data()) {
+BufferWriter::BufferWriter(const Layout& layout, std::span<std::byte> buffer)
+    : layout_(layout), base_(buffer.data()) {
     if (static_cast<int64_t>(buffer.size()) < layout.num_bytes) {
         throw std::invalid_argument(
             concat("the buffer has ", buffer.size(), " bytes, this step needs ", layout.num_bytes));
@@ -73,7 +76,8 @@ BufferWriter::BufferWriter(const Layout& layout, std::span<std::byte> buffer) : 
 void* BufferWriter::next_array(const char* name, DataType dtype) {
     DI_CHECK(index_ < layout_.entries.size(), "no array left for ", name);
     const LayoutEntry& entry = layout_.entries[index_++];
-    DI_CHECK(std::strcmp(entry.name, name) == 0 && entry.dtype == dtype, "expected ", entry.name, ", got ", name);
+    DI_CHECK(std::strcmp(entry.name, name) == 0 && entry.dtype == dtype, "expected ", entry.name, ", got ",
+             name);
     return base_ + entry.offset;
 }
 
@@ -103,7 +107,8 @@ Layout batch_layout(const CoreConfig& config, const StepPlan& plan) {
     return layout;
 }
 
-void fill_batch(const CoreConfig& config, const CompressedVocab& vocab, const StepPlan& plan, std::span<std::byte> buffer) {
+void fill_batch(const CoreConfig& config, const CompressedVocab& vocab, const StepPlan& plan,
+                std::span<std::byte> buffer) {
     const Layout layout = batch_layout(config, plan);
     BufferWriter writer(layout, buffer);
     int32_t* input_ids = writer.next<int32_t>("input_ids");
@@ -133,7 +138,8 @@ void fill_batch(const CoreConfig& config, const CompressedVocab& vocab, const St
                 fill_decode_windows(config, vocab, entry, ngram_ids);
             }
         }
-        std::iota(output_rows, output_rows + entry.num_scoring, first_row + entry.first_scoring - entry.start);
+        std::iota(output_rows, output_rows + entry.num_scoring,
+                  first_row + entry.first_scoring - entry.start);
         output_rows += entry.num_scoring;
         std::iota(output_rows, output_rows + entry.num_samples, first_row + count - entry.num_samples);
         output_rows += entry.num_samples;

@@ -56,6 +56,7 @@ struct CompressedVocab {
 
 /// Arrays of the forward (see doc of `Batch` in deepinfer/runtime/batch.py).
 Layout batch_layout(const CoreConfig& config, const StepPlan& plan);
-void fill_batch(const CoreConfig& config, const CompressedVocab& vocab, const StepPlan& plan, std::span<std::byte> buffer);
+void fill_batch(const CoreConfig& config, const CompressedVocab& vocab, const StepPlan& plan,
+                std::span<std::byte> buffer);
 
 }  // namespace deepinfer

@@ -8,7 +8,8 @@ namespace deepinfer {
 
 BlockPool::BlockPool(int32_t num_blocks) {
     if (num_blocks < 2) {
-        throw std::invalid_argument(concat("a pool needs at least 2 ids because id 0 is reserved, got ", num_blocks));
+        throw std::invalid_argument(
+            concat("a pool needs at least 2 ids because id 0 is reserved, got ", num_blocks));
     }
     ref_counts_.assign(static_cast<size_t>(num_blocks), 0);
     free_ring_.resize(static_cast<size_t>(num_blocks - 1));

@@ -9,8 +9,8 @@ namespace deepinfer {
 
 /// Reference-counted pool of KV blocks (or state slots). Id 0 is never handed out: padding points at it.
 ///
-/// The free list is a ring: ids are taken from its head and return to its tail, so a returned id rests as long as
-/// possible before somebody writes to it again.
+/// The free list is a ring: ids are taken from its head and return to its tail, so a returned id rests as
+/// long as possible before somebody writes to it again.
 class BlockPool {
 public:
     /// A pool of ids 1 .. num_blocks - 1.

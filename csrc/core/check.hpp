@@ -33,10 +33,10 @@ std::string concat(const Parts&... parts) {
 }  // namespace deepinfer
 
 /// Throws `InternalError` with the condition and the given parts when `condition` is false.
-#define DI_CHECK(condition, ...)                                                                        \
-    do {                                                                                                \
-        if (!(condition)) [[unlikely]] {                                                                \
-            throw ::deepinfer::InternalError(::deepinfer::concat("check failed: " #condition " ",       \
-                                                                 __VA_ARGS__));                         \
-        }                                                                                               \
+#define DI_CHECK(condition, ...)                                                    \
+    do {                                                                            \
+        if (!(condition)) [[unlikely]] {                                            \
+            throw ::deepinfer::InternalError(                                       \
+                ::deepinfer::concat("check failed: " #condition " ", __VA_ARGS__)); \
+        }                                                                           \
     } while (false)

@@ -9,7 +9,8 @@ namespace {
 
 void require_size(const char* name, size_t size, int64_t expected, const char* meaning) {
     if (size != 0 && static_cast<int64_t>(size) != expected) {
-        throw std::invalid_argument(concat(name, " has ", size, " elements, the plan has ", expected, " (", meaning, ")"));
+        throw std::invalid_argument(
+            concat(name, " has ", size, " elements, the plan has ", expected, " (", meaning, ")"));
     }
 }
 
@@ -35,7 +36,8 @@ FinishReason stop_test(const Sequence& sequence, int32_t token) {
     const SequenceParams& params = sequence.params;
     if (sequence.num_outputs() > params.min_tokens) {
         if (token == params.eos_token_id && !params.ignore_eos) return FinishReason::kStop;
-        if (std::find(params.stop_token_ids.begin(), params.stop_token_ids.end(), token) != params.stop_token_ids.end()) {
+        if (std::find(params.stop_token_ids.begin(), params.stop_token_ids.end(), token) !=
+            params.stop_token_ids.end()) {
             return FinishReason::kStop;
         }
     }
@@ -105,7 +107,8 @@ private:
         if (!outcome_.num_emitted.empty()) {
             emitted = outcome_.num_emitted[s];
         } else {
-            while (emitted <= num_drafts && outcome_.tokens[row + emitted - 1] == sequence.drafts[emitted - 1] &&
+            while (emitted <= num_drafts &&
+                   outcome_.tokens[row + emitted - 1] == sequence.drafts[emitted - 1] &&
                    fault(row + emitted - 1) == ErrorKind::kNone) {
                 ++emitted;
             }
@@ -163,16 +166,19 @@ private:
         }
     }
 
-    /// Blocks that only rejected drafts needed; a later step in flight may still write as far as `next_length()`.
+    /// Blocks that only rejected drafts needed; a later step in flight may still write as far as
+    /// `next_length()`.
     void give_back_surplus(Sequence& sequence) {
-        const int32_t needed = sequence.num_in_flight > 1 ? sequence.length() + sequence.last.num_samples : sequence.length();
+        const int32_t needed =
+            sequence.num_in_flight > 1 ? sequence.length() + sequence.last.num_samples : sequence.length();
         const int32_t keep = state_.config.blocks_for(needed);
         if (sequence.num_blocks() > keep) state_.blocks.release_tail(sequence.blocks, keep);
     }
 
     void report_text(const Sequence& sequence, int32_t num_new) {
         result_.text_ids.push_back(sequence.id);
-        result_.text_tokens.insert(result_.text_tokens.end(), sequence.tokens.end() - num_new, sequence.tokens.end());
+        result_.text_tokens.insert(result_.text_tokens.end(), sequence.tokens.end() - num_new,
+                                   sequence.tokens.end());
         result_.text_offsets.push_back(static_cast<int32_t>(result_.text_tokens.size()));
     }
 
@@ -187,17 +193,19 @@ private:
 
 void check_outcome(const StepPlan& plan, const StepOutcome& outcome, int32_t vocab_size, int32_t max_drafts) {
     if (static_cast<int64_t>(outcome.tokens.size()) != plan.num_outputs) {
-        throw std::invalid_argument(
-            concat("tokens has ", outcome.tokens.size(), " elements, the plan has ", plan.num_outputs, " output rows"));
+        throw std::invalid_argument(concat("tokens has ", outcome.tokens.size(), " elements, the plan has ",
+                                           plan.num_outputs, " output rows"));
     }
     require_size("num_emitted", outcome.num_emitted.size(), plan.num_seqs(), "sequences");
     require_size("logprobs", outcome.logprobs.size(), plan.num_outputs, "output rows");
     require_size("ranks", outcome.ranks.size(), plan.num_outputs, "output rows");
     require_size("faults", outcome.faults.size(), plan.num_outputs, "output rows");
-    require_size("top_ids", outcome.top_ids.size(), int64_t{plan.num_outputs} * outcome.top_width, "output rows times k");
+    require_size("top_ids", outcome.top_ids.size(), int64_t{plan.num_outputs} * outcome.top_width,
+                 "output rows times k");
     require_size("top_logprobs", outcome.top_logprobs.size(), int64_t{plan.num_outputs} * outcome.top_width,
                  "output rows times k");
-    require_size("drafts", outcome.drafts.size(), int64_t{plan.num_seqs()} * outcome.draft_width, "sequences times k");
+    require_size("drafts", outcome.drafts.size(), int64_t{plan.num_seqs()} * outcome.draft_width,
+                 "sequences times k");
     require_size("confidences", outcome.confidences.size(), int64_t{plan.num_seqs()} * outcome.draft_width,
                  "sequences times k");
     if (plan.max_num_logprobs >= 0 && outcome.logprobs.empty() && plan.num_outputs > 0) {
@@ -205,15 +213,18 @@ void check_outcome(const StepPlan& plan, const StepOutcome& outcome, int32_t voc
     }
     if (plan.max_num_logprobs > outcome.top_width) {
         throw std::invalid_argument(concat("the plan asks for the top ", plan.max_num_logprobs,
-                                           " log-probabilities, top_ids has ", outcome.top_width, " columns"));
+                                           " log-probabilities, top_ids has ", outcome.top_width,
+                                           " columns"));
     }
     if (outcome.draft_width > max_drafts) {
-        throw std::invalid_argument(concat("drafts has ", outcome.draft_width, " columns, num_draft_tokens is ", max_drafts));
+        throw std::invalid_argument(
+            concat("drafts has ", outcome.draft_width, " columns, num_draft_tokens is ", max_drafts));
     }
     const auto check_ids = [&](const char* name, std::span<const int32_t> ids, int32_t lowest) {
         for (int32_t id : ids) {
             if (id < lowest || (vocab_size > 0 && id >= vocab_size)) {
-                throw std::invalid_argument(concat(name, " holds ", id, ", the vocabulary has ", vocab_size, " ids"));
+                throw std::invalid_argument(
+                    concat(name, " holds ", id, ", the vocabulary has ", vocab_size, " ids"));
             }
         }
     };
@@ -226,8 +237,9 @@ void check_outcome(const StepPlan& plan, const StepOutcome& outcome, int32_t voc
         row += entry.num_samples;
         if (!outcome.num_emitted.empty() && entry.num_samples > 0 &&
             (outcome.num_emitted[s] < 1 || outcome.num_emitted[s] > entry.num_samples)) {
-            throw std::invalid_argument(concat("num_emitted[", s, "]=", outcome.num_emitted[s], " must be in 1..",
-                                               entry.num_samples, " for sequence ", entry.id));
+            throw std::invalid_argument(concat("num_emitted[", s, "]=", outcome.num_emitted[s],
+                                               " must be in 1..", entry.num_samples, " for sequence ",
+                                               entry.id));
         }
     }
 }

@@ -8,7 +8,8 @@ namespace {
 template <typename T, typename U>
 void require_at_least(const char* name, T value, U minimum, const char* why) {
     if (value < static_cast<T>(minimum)) {
-        throw std::invalid_argument(concat(name, "=", value, " is too small: it must be >= ", minimum, " (", why, ")"));
+        throw std::invalid_argument(
+            concat(name, "=", value, " is too small: it must be >= ", minimum, " (", why, ")"));
     }
 }
 
@@ -26,7 +27,8 @@ void CoreConfig::validate() const {
     require_at_least("vocab_size", vocab_size, 0, "0 checks nothing");
     require_at_least("num_draft_tokens", num_draft_tokens, 0, "drafts per sequence");
     if (num_draft_tokens > kMaxDrafts) {
-        throw std::invalid_argument(concat("num_draft_tokens=", num_draft_tokens, " must be <= ", kMaxDrafts));
+        throw std::invalid_argument(
+            concat("num_draft_tokens=", num_draft_tokens, " must be <= ", kMaxDrafts));
     }
     require_at_least("max_num_batched_tokens", int64_t{max_num_batched_tokens},
                      int64_t{max_num_seqs} * (1 + num_draft_tokens),
@@ -44,7 +46,8 @@ void CoreConfig::validate() const {
     require_at_least("max_preemptions", max_preemptions, 0, "0 spares every sequence from younger ones");
     require_at_least("max_ngram", max_ngram, 0, "columns of ngram_ids");
     if (image_token_end < image_token_begin) {
-        throw std::invalid_argument(concat("image token range [", image_token_begin, ", ", image_token_end, ") is empty backwards"));
+        throw std::invalid_argument(
+            concat("image token range [", image_token_begin, ", ", image_token_end, ") is empty backwards"));
     }
 }
 

@@ -39,7 +39,8 @@ int32_t CoreState::num_blocks_leaving() const {
 }
 
 void CoreState::admit(Sequence& sequence) {
-    DI_CHECK(sequence.state_slot == 0 && sequence.blocks.empty(), "sequence ", sequence.id, " holds resources");
+    DI_CHECK(sequence.state_slot == 0 && sequence.blocks.empty(), "sequence ", sequence.id,
+             " holds resources");
     sequence.state_slot = slots.allocate();
     blocks.allocate(config.blocks_for(sequence.length()), sequence.blocks);
     sequence.num_overtaken = 0;
@@ -107,7 +108,8 @@ void CoreState::compact() {
 
 void CoreState::detach(Sequence& sequence) {
     if (sequence.status == SequenceStatus::kRunning) {
-        DI_CHECK(running[sequence.running_index] == &sequence, "sequence ", sequence.id, " is not where it says");
+        DI_CHECK(running[sequence.running_index] == &sequence, "sequence ", sequence.id,
+                 " is not where it says");
         running[sequence.running_index] = nullptr;
         ++num_holes_;
         return;

@@ -1,8 +1,10 @@
-/// CoreState: the queues and pools that scheduling and commit share, with the few moves that keep them consistent.
+/// CoreState: the queues and pools that scheduling and commit share, with the few moves that keep them
+/// consistent.
 ///
-/// Every unfinished sequence is in exactly one of `waiting` (no resources, or a prompt prefilled in part) and `running`
-/// (prompt scheduled to its end). A sequence whose step is in flight keeps blocks and slot until that step is committed,
-/// whatever happens to it meanwhile; if it was ended or preempted it is also listed in `leaving`.
+/// Every unfinished sequence is in exactly one of `waiting` (no resources, or a prompt prefilled in part) and
+/// `running` (prompt scheduled to its end). A sequence whose step is in flight keeps blocks and slot until
+/// that step is committed, whatever happens to it meanwhile; if it was ended or preempted it is also listed
+/// in `leaving`.
 #pragma once
 
 #include <cstdint>
@@ -32,10 +34,10 @@ struct CoreState {
     SequencePool sequences;
     std::map<int64_t, Sequence*> waiting;  ///< by id: arrival order, also for preempted sequences
     std::vector<Sequence*> running;        ///< in the order of admission; null where one left since `compact`
-    std::vector<Sequence*> partial;        ///< waiting sequences that hold blocks for the rest of their prompt
-    std::vector<Sequence*> leaving;        ///< ended or preempted while in flight
+    std::vector<Sequence*> partial;  ///< waiting sequences that hold blocks for the rest of their prompt
+    std::vector<Sequence*> leaving;  ///< ended or preempted while in flight
     std::deque<std::shared_ptr<StepPlan>> in_flight;  ///< scheduled and not committed, oldest first
-    std::vector<Sequence*> ended;          ///< ended by scheduling itself, not yet told to the caller
+    std::vector<Sequence*> ended;  ///< ended by scheduling itself, not yet told to the caller
     int64_t num_preemptions = 0;
     int32_t decode_steps = 0;  ///< since the last prefill step
     int64_t next_step = 1;
@@ -65,9 +67,9 @@ struct CoreState {
 private:
     int32_t num_holes_ = 0;
 
-    void detach(Sequence& sequence);             ///< Out of its queue.
-    void drop_resources(Sequence& sequence);     ///< Blocks and slot back to the pools.
-    void drop_or_leave(Sequence& sequence);      ///< Now, or at the commit.
+    void detach(Sequence& sequence);          ///< Out of its queue.
+    void drop_resources(Sequence& sequence);  ///< Blocks and slot back to the pools.
+    void drop_or_leave(Sequence& sequence);   ///< Now, or at the commit.
 };
 
 }  // namespace deepinfer

@@ -32,8 +32,8 @@ struct Victim {
     }
 };
 
-/// Blocks for `length` tokens and some drafts. The last token of a sequence is never read, so it needs no place: a row
-/// that turns out to stand there (its sequence ended in flight) writes to the reserved block.
+/// Blocks for `length` tokens and some drafts. The last token of a sequence is never read, so it needs no
+/// place: a row that turns out to stand there (its sequence ended in flight) writes to the reserved block.
 int32_t demand(const CoreConfig& config, const Sequence& sequence, int32_t length) {
     return config.blocks_for(std::min(length, sequence.limit_length - 1));
 }
@@ -101,7 +101,8 @@ void DecodePolicy::serve_in_order(CoreState& state, DecodeChoice& choice) {
     order_.clear();
     for (Candidate& candidate : candidates_) {
         // Blocks held for drafts only are free for whoever needs one.
-        state.blocks.release_tail(candidate.sequence->blocks, demand(config, *candidate.sequence, candidate.length));
+        state.blocks.release_tail(candidate.sequence->blocks,
+                                  demand(config, *candidate.sequence, candidate.length));
         order_.push_back(&candidate);
     }
     std::sort(order_.begin(), order_.end(), [&](const Candidate* a, const Candidate* b) {
@@ -115,7 +116,8 @@ void DecodePolicy::serve_in_order(CoreState& state, DecodeChoice& choice) {
     for (size_t place = 0; place < order_.size(); ++place) {
         Candidate& candidate = *order_[place];
         if (candidate.is_gone) continue;
-        const int32_t need = demand(config, *candidate.sequence, candidate.length) - candidate.sequence->num_blocks();
+        const int32_t need =
+            demand(config, *candidate.sequence, candidate.length) - candidate.sequence->num_blocks();
         if (need > 0) {
             if (!find_block(state, place, need, choice)) continue;
             state.blocks.allocate(need, candidate.sequence->blocks);
@@ -125,16 +127,19 @@ void DecodePolicy::serve_in_order(CoreState& state, DecodeChoice& choice) {
     for (Candidate* candidate : order_) {
         if (!candidate->is_served) continue;
         std::vector<int32_t>& table = candidate->sequence->blocks;
-        const int32_t wanted = demand(config, *candidate->sequence, candidate->length + candidate->num_drafts);
-        const int32_t taken = std::min(state.blocks.num_free(), std::max(0, wanted - static_cast<int32_t>(table.size())));
+        const int32_t wanted =
+            demand(config, *candidate->sequence, candidate->length + candidate->num_drafts);
+        const int32_t taken =
+            std::min(state.blocks.num_free(), std::max(0, wanted - static_cast<int32_t>(table.size())));
         state.blocks.allocate(taken, table);
-        const int64_t room = int64_t{candidate->sequence->num_blocks()} * config.block_size - candidate->length;
+        const int64_t room =
+            int64_t{candidate->sequence->num_blocks()} * config.block_size - candidate->length;
         candidate->num_drafts = static_cast<int32_t>(std::clamp<int64_t>(room, 0, candidate->num_drafts));
     }
 }
 
-/// Makes `need` blocks free for the candidate at `place`, preempting if it must. False when the candidate cannot run in
-/// this step: it waits for blocks that a commit will free, or it was preempted itself.
+/// Makes `need` blocks free for the candidate at `place`, preempting if it must. False when the candidate
+/// cannot run in this step: it waits for blocks that a commit will free, or it was preempted itself.
 bool DecodePolicy::find_block(CoreState& state, size_t place, int32_t need, DecodeChoice& choice) {
     Candidate& candidate = *order_[place];
     while (state.blocks.num_free() < need) {
@@ -152,7 +157,8 @@ bool DecodePolicy::find_block(CoreState& state, size_t place, int32_t need, Deco
             if (victim.freed > 0 && victim.is_better_than(best)) best = victim;
         }
         if (best.sequence == nullptr) {
-            // Nobody to take from. In flight it may still end by itself; otherwise it makes room for the others.
+            // Nobody to take from. In flight it may still end by itself; otherwise it makes room for the
+            // others.
             if (candidate.sequence->num_in_flight > 0) return false;
             best = {candidate.sequence, place, 0.0, 0};
         }

@@ -1,4 +1,5 @@
-/// Which running sequences a decode step takes; growth of their block tables, and preemption when blocks are short.
+/// Which running sequences a decode step takes; growth of their block tables, and preemption when blocks are
+/// short.
 #pragma once
 
 #include <cstdint>
@@ -20,11 +21,12 @@ struct DecodeChoice {
 
 /// Chooses the sequences of a decode step and gives them their blocks.
 ///
-/// Drafts never cause a preemption: when blocks are short they are cut first. Then sequences are served shortest output
-/// first; one that needs a block when none is free takes it from the unserved sequence whose recomputation costs least
-/// per block that comes free. A sequence preempted `max_preemptions` times is served before all others, and only an
-/// older one of its kind may still take its blocks: the oldest of them always moves on, so everybody finishes.
-/// Blocks of a victim that is in flight come at the commit; until then the taker sits out.
+/// Drafts never cause a preemption: when blocks are short they are cut first. Then sequences are served
+/// shortest output first; one that needs a block when none is free takes it from the unserved sequence whose
+/// recomputation costs least per block that comes free. A sequence preempted `max_preemptions` times is
+/// served before all others, and only an older one of its kind may still take its blocks: the oldest of them
+/// always moves on, so everybody finishes. Blocks of a victim that is in flight come at the commit; until
+/// then the taker sits out.
 class DecodePolicy {
 public:
     DecodeChoice choose(CoreState& state, DraftBudget& budget);
@@ -32,7 +34,7 @@ public:
 private:
     struct Candidate {
         Sequence* sequence;
-        int32_t length;      ///< most tokens it can have by now
+        int32_t length;  ///< most tokens it can have by now
         int32_t num_drafts;
         bool is_served;
         bool is_gone;

@@ -15,7 +15,8 @@ struct DraftCandidate {
     int32_t max_drafts;  ///< upper bound: drafts at hand, the configured limit, tokens left to the end
 };
 
-/// Decides verify lengths. Called once per decode step, before blocks are taken (which may shorten the result).
+/// Decides verify lengths. Called once per decode step, before blocks are taken (which may shorten the
+/// result).
 class DraftBudget {
 public:
     virtual ~DraftBudget() = default;

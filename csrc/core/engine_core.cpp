@@ -15,8 +15,8 @@ EngineCore::EngineCore(const CoreConfig& config)
 void EngineCore::set_compressed_vocab(std::vector<int32_t> map, int32_t pad_id) {
     const std::lock_guard lock(mutex_);
     if (map.empty() || static_cast<int64_t>(map.size()) < state_.config.vocab_size) {
-        throw std::invalid_argument(
-            concat("the compressed vocabulary maps ", map.size(), " ids, the vocabulary has ", state_.config.vocab_size));
+        throw std::invalid_argument(concat("the compressed vocabulary maps ", map.size(),
+                                           " ids, the vocabulary has ", state_.config.vocab_size));
     }
     vocab_ = {std::move(map), pad_id};
 }
@@ -60,7 +60,8 @@ void EngineCore::stop(int64_t id, int32_t num_output_tokens, FinishReason reason
         throw std::invalid_argument(concat("sequence ", id, " has ", sequence.num_kept_outputs(),
                                            " output tokens, cannot keep ", num_output_tokens));
     }
-    if (reason == FinishReason::kNone) throw std::invalid_argument("a stopped sequence needs a finish reason");
+    if (reason == FinishReason::kNone)
+        throw std::invalid_argument("a stopped sequence needs a finish reason");
     if (!sequence.is_finished()) {
         state_.finish(sequence, reason, ErrorKind::kNone, monotonic_seconds());
         state_.compact();
@@ -75,7 +76,8 @@ void EngineCore::release(int64_t id) {
     const std::lock_guard lock(mutex_);
     Sequence& sequence = state_.sequences.get(id);
     if (!sequence.is_finished()) {
-        throw std::invalid_argument(concat("sequence ", id, " is not finished; abort it before releasing it"));
+        throw std::invalid_argument(
+            concat("sequence ", id, " is not finished; abort it before releasing it"));
     }
     std::erase(state_.ended, &sequence);
     if (sequence.num_in_flight > 0) {
@@ -168,12 +170,8 @@ void EngineCore::fill_sampling(StepPlan& plan, std::span<std::byte> buffer) {
 
 CoreCounts EngineCore::counts() {
     const std::lock_guard lock(mutex_);
-    return {state_.num_running(),
-            static_cast<int32_t>(state_.waiting.size()),
-            state_.blocks.num_free(),
-            state_.slots.num_free(),
-            static_cast<int32_t>(state_.in_flight.size()),
-            state_.num_preemptions};
+    return {state_.num_running(),    static_cast<int32_t>(state_.waiting.size()),   state_.blocks.num_free(),
+            state_.slots.num_free(), static_cast<int32_t>(state_.in_flight.size()), state_.num_preemptions};
 }
 
 void EngineCore::check_integrity() {

@@ -1,4 +1,5 @@
-/// EngineCore: the door of the core. Checks what comes in, holds the lock, and calls scheduler, builders and commit.
+/// EngineCore: the door of the core. Checks what comes in, holds the lock, and calls scheduler, builders and
+/// commit.
 ///
 /// Every method may be called from any thread. There is no state outside of the object.
 #pragma once
@@ -61,7 +62,9 @@ public:
     void check_integrity();
     std::vector<int32_t> free_blocks();
     std::vector<int32_t> free_slots();
-    double attention_flops(int64_t begin, int64_t end) const { return state_.work.attention_flops(begin, end); }
+    double attention_flops(int64_t begin, int64_t end) const {
+        return state_.work.attention_flops(begin, end);
+    }
 
     /// Runs `read(const Sequence&)` under the lock and returns its value.
     template <typename Reader>

@@ -31,9 +31,9 @@ WorkModel::WorkModel(std::vector<AttentionTerm> terms, double flops_per_token)
     : terms_(std::move(terms)), flops_per_token_(flops_per_token) {
     for (const AttentionTerm& term : terms_) {
         if (term.divisor < 1 || term.offset < 0 || term.cap < 0 || term.flops < 0) {
-            throw std::invalid_argument(concat("attention term needs divisor >= 1 and offset, cap, flops >= 0; got flops=",
-                                               term.flops, " divisor=", term.divisor, " offset=", term.offset,
-                                               " cap=", term.cap));
+            throw std::invalid_argument(concat(
+                "attention term needs divisor >= 1 and offset, cap, flops >= 0; got flops=", term.flops,
+                " divisor=", term.divisor, " offset=", term.offset, " cap=", term.cap));
         }
     }
     if (!(flops_per_token_ > 0)) {

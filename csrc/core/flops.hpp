@@ -1,4 +1,5 @@
-/// Work model: closed forms for the attention work of a range of queries and the cost of recomputing a prefix.
+/// Work model: closed forms for the attention work of a range of queries and the cost of recomputing a
+/// prefix.
 #pragma once
 
 #include <cstdint>
@@ -6,9 +7,9 @@
 
 namespace deepinfer {
 
-/// Keys of one kind that a query sees: `flops * min((t + offset) / divisor, cap)` for a query with t visible tokens
-/// (itself included, t = position + 1). A window of W tokens is {flops, 1, 0, W}; top-k of entries of r tokens is
-/// {flops, r, 0, k}; candidate blocks of B entries are {flops * B, r * B, r * (B - 1), C}.
+/// Keys of one kind that a query sees: `flops * min((t + offset) / divisor, cap)` for a query with t visible
+/// tokens (itself included, t = position + 1). A window of W tokens is {flops, 1, 0, W}; top-k of entries of
+/// r tokens is {flops, r, 0, k}; candidate blocks of B entries are {flops * B, r * B, r * (B - 1), C}.
 struct AttentionTerm {
     double flops = 0.0;
     int64_t divisor = 1;

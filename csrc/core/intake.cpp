@@ -10,32 +10,35 @@ namespace {
 
 int32_t limit_length(const CoreConfig& config, const SequenceParams& params, int32_t prompt_length) {
     if (params.max_tokens < 0) return config.max_model_len;
-    return static_cast<int32_t>(std::min<int64_t>(int64_t{prompt_length} + params.max_tokens, config.max_model_len));
+    return static_cast<int32_t>(
+        std::min<int64_t>(int64_t{prompt_length} + params.max_tokens, config.max_model_len));
 }
 
 void check_prompt(const CoreConfig& config, std::span<const int32_t> prompt, int32_t num_ids) {
     if (prompt.empty()) throw std::invalid_argument("the prompt is empty; it needs at least one token");
     if (prompt.size() >= static_cast<size_t>(config.max_model_len)) {
-        throw std::invalid_argument(concat("the prompt has ", prompt.size(), " tokens and one must be generated, max_model_len is ",
-                                           config.max_model_len, "; at most ", config.max_model_len - 1, " would work"));
+        throw std::invalid_argument(
+            concat("the prompt has ", prompt.size(), " tokens and one must be generated, max_model_len is ",
+                   config.max_model_len, "; at most ", config.max_model_len - 1, " would work"));
     }
     for (size_t i = 0; i < prompt.size(); ++i) {
         const int32_t id = prompt[i];
         if (config.is_image_token(id)) continue;
         if (id < 0 || (num_ids > 0 && id >= num_ids)) {
-            throw std::invalid_argument(
-                concat("prompt token ", i, " is ", id, "; ids must be in 0..", num_ids > 0 ? num_ids - 1 : INT32_MAX));
+            throw std::invalid_argument(concat("prompt token ", i, " is ", id, "; ids must be in 0..",
+                                               num_ids > 0 ? num_ids - 1 : INT32_MAX));
         }
     }
 }
 
 void check_params(const SequenceParams& params) {
     if (params.max_tokens == 0 || params.max_tokens < -1) {
-        throw std::invalid_argument(concat("max_tokens=", params.max_tokens, " must be >= 1, or -1 for no limit"));
+        throw std::invalid_argument(
+            concat("max_tokens=", params.max_tokens, " must be >= 1, or -1 for no limit"));
     }
     if (params.bias_tokens.size() != params.bias_values.size()) {
-        throw std::invalid_argument(concat("bias_tokens has ", params.bias_tokens.size(), " elements, bias_values ",
-                                           params.bias_values.size()));
+        throw std::invalid_argument(concat("bias_tokens has ", params.bias_tokens.size(),
+                                           " elements, bias_values ", params.bias_values.size()));
     }
     if (params.num_logprobs < -1 || params.num_prompt_logprobs < -1) {
         throw std::invalid_argument(concat("num_logprobs=", params.num_logprobs, " and num_prompt_logprobs=",
@@ -65,7 +68,8 @@ void check_request(const CoreConfig& config, const SequenceParams& params, std::
         const int64_t works = capacity + 1 - num_prompt;
         throw std::invalid_argument(concat(
             "a prompt of ", num_prompt, " tokens with up to ", longest + 1 - num_prompt, " outputs needs ",
-            config.blocks_for(longest), " blocks of ", config.block_size, " tokens, the pool has ", usable, "; ",
+            config.blocks_for(longest), " blocks of ", config.block_size, " tokens, the pool has ", usable,
+            "; ",
             works > 0 ? concat("max_tokens <= ", works) : concat("a prompt of at most ", capacity, " tokens"),
             " or num_blocks >= ", config.blocks_for(longest) + 1, " would work"));
     }
@@ -75,7 +79,8 @@ void prepare_sequence(const CoreConfig& config, SequenceParams params, std::span
                       Sequence& sequence) {
     sequence.num_prompt = static_cast<int32_t>(prompt.size());
     sequence.limit_length = limit_length(config, params, sequence.num_prompt);
-    sequence.tokens.reserve(prompt.size() + static_cast<size_t>(std::min(sequence.limit_length - sequence.num_prompt, 1024)));
+    sequence.tokens.reserve(prompt.size() +
+                            static_cast<size_t>(std::min(sequence.limit_length - sequence.num_prompt, 1024)));
     sequence.tokens.assign(prompt.begin(), prompt.end());
     sequence.metrics.arrival = params.arrival_time >= 0.0 ? params.arrival_time : monotonic_seconds();
     sequence.output_logprobs = make_store(params.num_logprobs);

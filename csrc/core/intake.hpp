@@ -10,9 +10,11 @@ namespace deepinfer {
 
 /// Throws `std::invalid_argument` with the numbers and what would work when the request can never run.
 /// `num_ids` is the size of the vocabulary, 0 when unknown.
-void check_request(const CoreConfig& config, const SequenceParams& params, std::span<const int32_t> prompt, int32_t num_ids);
+void check_request(const CoreConfig& config, const SequenceParams& params, std::span<const int32_t> prompt,
+                   int32_t num_ids);
 
 /// Fills a fresh sequence from a checked request.
-void prepare_sequence(const CoreConfig& config, SequenceParams params, std::span<const int32_t> prompt, Sequence& sequence);
+void prepare_sequence(const CoreConfig& config, SequenceParams params, std::span<const int32_t> prompt,
+                      Sequence& sequence);
 
 }  // namespace deepinfer

@@ -19,39 +19,47 @@ void check_pool(const char* name, const BlockPool& pool, const std::vector<int32
     }
     DI_CHECK(holders[0] == 0, name, " 0 is reserved but held");
     for (int32_t id = 1; id < pool.num_blocks(); ++id) {
-        DI_CHECK(pool.ref_count(id) == holders[id], name, " ", id, " ref_count=", pool.ref_count(id), " holders=", holders[id]);
-        DI_CHECK(is_free[id] == (holders[id] == 0), name, " ", id, is_free[id] ? " is free but held" : " is lost");
+        DI_CHECK(pool.ref_count(id) == holders[id], name, " ", id, " ref_count=", pool.ref_count(id),
+                 " holders=", holders[id]);
+        DI_CHECK(is_free[id] == (holders[id] == 0), name, " ", id,
+                 is_free[id] ? " is free but held" : " is lost");
     }
 }
 
 void check_queues(const CoreState& state) {
     for (const auto& [id, sequence] : state.waiting) {
-        DI_CHECK(sequence->id == id && sequence->status == SequenceStatus::kWaiting, "sequence ", id, " waits wrongly");
+        DI_CHECK(sequence->id == id && sequence->status == SequenceStatus::kWaiting, "sequence ", id,
+                 " waits wrongly");
     }
     DI_CHECK(static_cast<int32_t>(state.running.size()) == state.num_running(), "running has holes");
     for (size_t i = 0; i < state.running.size(); ++i) {
         const Sequence& sequence = *state.running[i];
-        DI_CHECK(sequence.status == SequenceStatus::kRunning && sequence.running_index == static_cast<int32_t>(i),
-                 "sequence ", sequence.id, " runs wrongly");
+        DI_CHECK(
+            sequence.status == SequenceStatus::kRunning && sequence.running_index == static_cast<int32_t>(i),
+            "sequence ", sequence.id, " runs wrongly");
         DI_CHECK(!sequence.is_evicting, "sequence ", sequence.id, " runs and is being evicted");
     }
     DI_CHECK(state.num_admitted() <= state.config.max_num_seqs, "admitted=", state.num_admitted());
     const std::unordered_set<const Sequence*> partial(state.partial.begin(), state.partial.end());
     const std::unordered_set<const Sequence*> leaving(state.leaving.begin(), state.leaving.end());
-    DI_CHECK(partial.size() == state.partial.size() && leaving.size() == state.leaving.size(), "a sequence is listed twice");
+    DI_CHECK(partial.size() == state.partial.size() && leaving.size() == state.leaving.size(),
+             "a sequence is listed twice");
     for (const auto& [id, owner] : state.sequences.all()) {
         const Sequence& sequence = *owner;
         const bool waits = state.waiting.contains(id);
-        DI_CHECK(waits == (sequence.status == SequenceStatus::kWaiting), "sequence ", id, " is not in the waiting queue");
+        DI_CHECK(waits == (sequence.status == SequenceStatus::kWaiting), "sequence ", id,
+                 " is not in the waiting queue");
         const bool runs = sequence.running_index < static_cast<int32_t>(state.running.size()) &&
                           state.running[sequence.running_index] == &sequence;
-        DI_CHECK(runs == (sequence.status == SequenceStatus::kRunning), "sequence ", id, " is not in the running list");
+        DI_CHECK(runs == (sequence.status == SequenceStatus::kRunning), "sequence ", id,
+                 " is not in the running list");
         DI_CHECK(partial.contains(&sequence) == (waits && sequence.state_slot != 0 && !sequence.is_evicting),
                  "sequence ", id, " partial=", partial.contains(&sequence));
         DI_CHECK(leaving.contains(&sequence) ==
                      (sequence.num_in_flight > 0 && (sequence.is_finished() || sequence.is_evicting)),
                  "sequence ", id, " leaving=", leaving.contains(&sequence));
-        DI_CHECK(sequence.num_in_flight > 0 || !sequence.is_released, "sequence ", id, " is released but kept");
+        DI_CHECK(sequence.num_in_flight > 0 || !sequence.is_released, "sequence ", id,
+                 " is released but kept");
         DI_CHECK(!sequence.is_evicting || waits, "sequence ", id, " is evicted but does not wait");
     }
 }
@@ -60,22 +68,27 @@ void check_lengths(const CoreState& state) {
     const CoreConfig& config = state.config;
     for (const auto& [id, owner] : state.sequences.all()) {
         const Sequence& sequence = *owner;
-        DI_CHECK(sequence.length() <= sequence.limit_length, "sequence ", id, " has ", sequence.length(), " tokens");
-        DI_CHECK((sequence.state_slot != 0) == !sequence.blocks.empty(), "sequence ", id, " slot=", sequence.state_slot,
-                 " blocks=", sequence.blocks.size());
+        DI_CHECK(sequence.length() <= sequence.limit_length, "sequence ", id, " has ", sequence.length(),
+                 " tokens");
+        DI_CHECK((sequence.state_slot != 0) == !sequence.blocks.empty(), "sequence ", id,
+                 " slot=", sequence.state_slot, " blocks=", sequence.blocks.size());
         DI_CHECK(sequence.num_computed <= int64_t{sequence.num_blocks()} * config.block_size, "sequence ", id,
                  " computed=", sequence.num_computed, " blocks=", sequence.num_blocks());
-        DI_CHECK(sequence.num_drafts <= config.num_draft_tokens, "sequence ", id, " drafts=", sequence.num_drafts);
+        DI_CHECK(sequence.num_drafts <= config.num_draft_tokens, "sequence ", id,
+                 " drafts=", sequence.num_drafts);
         if (sequence.is_finished()) continue;
         DI_CHECK(sequence.length() < sequence.limit_length, "sequence ", id, " is over its limit");
         if (sequence.status == SequenceStatus::kRunning && sequence.num_in_flight == 0) {
-            DI_CHECK(sequence.num_computed == sequence.length() - 1, "sequence ", id, " computed=", sequence.num_computed);
-            DI_CHECK(sequence.num_blocks() >= config.blocks_for(sequence.length() - 1) &&
-                         sequence.num_blocks() <= config.blocks_for(sequence.length() + config.num_draft_tokens),
-                     "sequence ", id, " blocks=", sequence.num_blocks());
+            DI_CHECK(sequence.num_computed == sequence.length() - 1, "sequence ", id,
+                     " computed=", sequence.num_computed);
+            DI_CHECK(
+                sequence.num_blocks() >= config.blocks_for(sequence.length() - 1) &&
+                    sequence.num_blocks() <= config.blocks_for(sequence.length() + config.num_draft_tokens),
+                "sequence ", id, " blocks=", sequence.num_blocks());
         }
         if (sequence.status == SequenceStatus::kWaiting && sequence.state_slot == 0) {
-            DI_CHECK(sequence.num_computed == 0, "sequence ", id, " waits with ", sequence.num_computed, " computed");
+            DI_CHECK(sequence.num_computed == 0, "sequence ", id, " waits with ", sequence.num_computed,
+                     " computed");
         }
     }
 }
@@ -109,8 +122,8 @@ void check_integrity(const CoreState& state) {
     for (const auto& [id, sequence] : state.sequences.all()) {
         const auto found = flights.find(sequence.get());
         const int32_t expected = found == flights.end() ? 0 : found->second;
-        DI_CHECK(sequence->num_in_flight == expected, "sequence ", id, " in_flight=", int{sequence->num_in_flight},
-                 " plans=", expected);
+        DI_CHECK(sequence->num_in_flight == expected, "sequence ", id,
+                 " in_flight=", int{sequence->num_in_flight}, " plans=", expected);
         DI_CHECK(expected == 0 || sequence->state_slot != 0, "sequence ", id, " is in flight without a slot");
     }
 }

@@ -31,7 +31,8 @@ void fill_kv_inputs(const CoreConfig& config, const StepPlan& plan, BufferWriter
         *seqlens_q++ = entry.num_rows;
         *seqlens_k++ = entry.end();
         *state_slots++ = entry.sequence->state_slot;
-        // A prompt chunk may skip decoder rows only when later tokens do not need them, so it must know the whole length.
+        // A prompt chunk may skip decoder rows only when later tokens do not need them, so it must know the
+        // whole length.
         *total_lens++ = plan.is_prefill() ? entry.known_length : entry.end();
         *keep_all++ = entry.num_scoring > 0 ? 1 : 0;
         const std::vector<int32_t>& blocks = entry.sequence->blocks;

@@ -1,6 +1,7 @@
 /// N-gram windows over compressed token ids: entry r of the window at position p is the token at p - r.
 ///
-/// The start of the sequence and image tokens are barriers: from there on backwards the window holds the pad id.
+/// The start of the sequence and image tokens are barriers: from there on backwards the window holds the pad
+/// id.
 #pragma once
 
 #include <algorithm>
@@ -11,9 +12,10 @@
 
 namespace deepinfer {
 
-/// Writes `width` entries of the window at `position` of `tokens`. Positions behind the end of `tokens` are barriers.
-inline void fill_window(const CoreConfig& config, const CompressedVocab& vocab, std::span<const int32_t> tokens,
-                        int32_t position, int32_t width, int32_t* out) {
+/// Writes `width` entries of the window at `position` of `tokens`. Positions behind the end of `tokens` are
+/// barriers.
+inline void fill_window(const CoreConfig& config, const CompressedVocab& vocab,
+                        std::span<const int32_t> tokens, int32_t position, int32_t width, int32_t* out) {
     int32_t r = 0;
     if (position < static_cast<int32_t>(tokens.size())) {
         for (; r < width && position - r >= 0; ++r) {

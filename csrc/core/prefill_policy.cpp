@@ -10,7 +10,8 @@ constexpr size_t kMaxSkipped = 256;
 
 /// Blocks that a sequence of `length` tokens holding `num_blocks` lacks to grow by the headroom.
 int32_t growth(const CoreConfig& config, const Sequence& sequence, int32_t length, int32_t num_blocks) {
-    const int64_t grown = std::min<int64_t>(int64_t{length} + config.admission_headroom_tokens, sequence.limit_length - 1);
+    const int64_t grown =
+        std::min<int64_t>(int64_t{length} + config.admission_headroom_tokens, sequence.limit_length - 1);
     return std::max(0, config.blocks_for(static_cast<int32_t>(grown)) - num_blocks);
 }
 
@@ -22,13 +23,16 @@ struct Budgets {
 };
 
 /// Rows of the next chunk of `sequence` under the budgets; 0 when it must wait for another step.
-int32_t chunk_size(const CoreState& state, const Budgets& budgets, int32_t start, int32_t remaining, bool is_first) {
+int32_t chunk_size(const CoreState& state, const Budgets& budgets, int32_t start, int32_t remaining,
+                   bool is_first) {
     const CoreConfig& config = state.config;
     int32_t rows = std::min(remaining, budgets.tokens);
     if (budgets.flops >= 0.0) {
         int32_t affordable = state.work.max_queries(start, rows, budgets.flops);
         // The first sequence always moves on by a block, however expensive its attention has become.
-        if (is_first) affordable = std::max(affordable, std::min(rows, config.chunked_prefill ? config.block_size : rows));
+        if (is_first)
+            affordable =
+                std::max(affordable, std::min(rows, config.chunked_prefill ? config.block_size : rows));
         rows = affordable;
     }
     if (rows == remaining) return rows;

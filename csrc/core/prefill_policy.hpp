@@ -21,10 +21,10 @@ struct PrefillChoice {
 
 /// Chooses in arrival order under the budgets of the configuration; changes nothing.
 ///
-/// A sequence that does not fit now (blocks, slots) does not stop later ones, until `max_overtakes` of them have passed
-/// it. Token, length and FLOPs budgets are whole again in the next step and need no such bound: whoever is first then
-/// always fits. Nothing is admitted into the room that running sequences need for their next
-/// `admission_headroom_tokens` tokens, unless nobody else holds a block.
+/// A sequence that does not fit now (blocks, slots) does not stop later ones, until `max_overtakes` of them
+/// have passed it. Token, length and FLOPs budgets are whole again in the next step and need no such bound:
+/// whoever is first then always fits. Nothing is admitted into the room that running sequences need for their
+/// next `admission_headroom_tokens` tokens, unless nobody else holds a block.
 PrefillChoice choose_prefill(const CoreState& state);
 
 }  // namespace deepinfer

@@ -29,7 +29,8 @@ void add_penalties(SparseInputs& sparse, const Sequence& sequence, int32_t row, 
         if (known != history.index.end()) {
             place = first + static_cast<size_t>(known->second);
         } else {
-            const auto begin = sparse.penalty_tokens.begin() + static_cast<int64_t>(first + history.tokens.size());
+            const auto begin =
+                sparse.penalty_tokens.begin() + static_cast<int64_t>(first + history.tokens.size());
             const auto found = std::find(begin, sparse.penalty_tokens.end(), draft);
             place = static_cast<size_t>(found - sparse.penalty_tokens.begin());
         }
@@ -57,7 +58,8 @@ void add_bans(SparseInputs& sparse, const SequenceParams& params, int32_t row, i
     }
 }
 
-void add_sparse_row(SparseInputs& sparse, const Sequence& sequence, int32_t row, int32_t output_index, int32_t index) {
+void add_sparse_row(SparseInputs& sparse, const Sequence& sequence, int32_t row, int32_t output_index,
+                    int32_t index) {
     const SequenceParams& params = sequence.params;
     if (sequence.history) add_penalties(sparse, sequence, row, index);
     for (size_t i = 0; i < params.bias_tokens.size(); ++i) {

@@ -1,7 +1,7 @@
 /// Builder of the sampler's inputs; names and meanings are those of deepinfer/sampling/inputs.py.
 ///
-/// One sampling row per output row of the plan. Rows are built from the committed state of their sequence, so in
-/// asynchronous scheduling the plan before must be committed first.
+/// One sampling row per output row of the plan. Rows are built from the committed state of their sequence, so
+/// in asynchronous scheduling the plan before must be committed first.
 #pragma once
 
 #include "batch_inputs.hpp"

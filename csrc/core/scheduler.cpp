@@ -9,7 +9,8 @@ namespace deepinfer {
 namespace {
 
 /// Puts the next step of `sequence` into the plan and marks the sequence as in flight.
-void add_to_plan(StepPlan& plan, Sequence& sequence, int32_t start, int32_t num_rows, int32_t num_samples, double now) {
+void add_to_plan(StepPlan& plan, Sequence& sequence, int32_t start, int32_t num_rows, int32_t num_samples,
+                 double now) {
     PlanSequence& entry = plan.sequences.emplace_back();
     entry.sequence = &sequence;
     entry.id = sequence.id;
@@ -27,7 +28,8 @@ void add_to_plan(StepPlan& plan, Sequence& sequence, int32_t start, int32_t num_
             plan.max_num_logprobs = std::max(plan.max_num_logprobs, sequence.params.num_prompt_logprobs);
         }
     }
-    if (num_samples > 0) plan.max_num_logprobs = std::max(plan.max_num_logprobs, sequence.params.num_logprobs);
+    if (num_samples > 0)
+        plan.max_num_logprobs = std::max(plan.max_num_logprobs, sequence.params.num_logprobs);
     plan.num_rows += num_rows;
     plan.num_outputs += entry.num_outputs();
     plan.max_seqlen_q = std::max(plan.max_seqlen_q, num_rows);
@@ -71,7 +73,8 @@ std::shared_ptr<StepPlan> Scheduler::schedule(CoreState& state, std::optional<St
     plan->num_free_blocks = state.blocks.num_free();
     for (const PlanSequence& entry : plan->sequences) {
         plan->max_blocks = std::max(plan->max_blocks, state.config.blocks_for(entry.end()));
-        if (state.work.has_attention()) plan->attention_flops += state.work.attention_flops(entry.start, entry.end());
+        if (state.work.has_attention())
+            plan->attention_flops += state.work.attention_flops(entry.start, entry.end());
     }
     state.in_flight.push_back(plan);
     return plan;

@@ -15,7 +15,8 @@ class Scheduler {
 public:
     explicit Scheduler(std::unique_ptr<DraftBudget> budget);
 
-    /// Whether the next step should be a prefill: something admissible waits and decodes have had their steps.
+    /// Whether the next step should be a prefill: something admissible waits and decodes have had their
+    /// steps.
     bool wants_prefill(CoreState& state) const;
 
     /// Plans one step and takes its resources; null when nothing can run before a commit or a new request.

@@ -1,8 +1,9 @@
 /// State of one request, in small structs, and the pool that owns all of them.
 ///
-/// Lengths: `tokens` holds prompt and committed output tokens, never drafts. `num_computed` of them have their KV in
-/// the caches; a running sequence has all but the last. A step that is scheduled but not committed is "in flight":
-/// its rows may add tokens, so `next_length()` and `next_computed()` are what the sequence will be at most.
+/// Lengths: `tokens` holds prompt and committed output tokens, never drafts. `num_computed` of them have
+/// their KV in the caches; a running sequence has all but the last. A step that is scheduled but not
+/// committed is "in flight": its rows may add tokens, so `next_length()` and `next_computed()` are what the
+/// sequence will be at most.
 #pragma once
 
 #include <array>
@@ -41,7 +42,8 @@ struct SequenceParams {
     double arrival_time = -1.0;             ///< monotonic seconds; negative: the moment of `add`
 };
 
-/// Log-probabilities kept for one side (prompt or output) of a sequence; entry i belongs to token i of that side.
+/// Log-probabilities kept for one side (prompt or output) of a sequence; entry i belongs to token i of that
+/// side.
 struct LogprobStore {
     int32_t width = 0;              ///< columns of the top lists
     std::vector<float> values;      // [n] of the token itself
@@ -73,8 +75,8 @@ struct SequenceMetrics {
 
 /// The newest step that scheduled a sequence; meaningful while that step is in flight.
 struct LastStep {
-    int32_t index = 0;     ///< row of the sequence in the plan
-    int32_t num_rows = 0;  ///< query rows
+    int32_t index = 0;        ///< row of the sequence in the plan
+    int32_t num_rows = 0;     ///< query rows
     int32_t num_samples = 0;  ///< rows that may emit a token: 0 for a chunk that does not end the prompt
 };
 
@@ -83,27 +85,27 @@ struct Sequence {
     SequenceStatus status = SequenceStatus::kWaiting;
     FinishReason finish_reason = FinishReason::kNone;
     ErrorKind error_kind = ErrorKind::kNone;
-    bool is_evicting = false;  ///< preempted in flight: its blocks go back at the commit
-    bool is_released = false;  ///< forgotten by the caller, kept only for the step in flight
-    uint8_t num_in_flight = 0; ///< uncommitted plans that hold it, 0..2
+    bool is_evicting = false;   ///< preempted in flight: its blocks go back at the commit
+    bool is_released = false;   ///< forgotten by the caller, kept only for the step in flight
+    uint8_t num_in_flight = 0;  ///< uncommitted plans that hold it, 0..2
     uint8_t num_drafts = 0;
     bool has_sparse_inputs = false;  ///< penalties, bias, bans or an allowed list
     int32_t num_prompt = 0;
     int32_t num_computed = 0;
-    int32_t limit_length = 0;  ///< total tokens at which it ends with kLength
-    int32_t state_slot = 0;    ///< 0: none
-    int32_t running_index = 0; ///< its place in `CoreState::running`
+    int32_t limit_length = 0;   ///< total tokens at which it ends with kLength
+    int32_t state_slot = 0;     ///< 0: none
+    int32_t running_index = 0;  ///< its place in `CoreState::running`
     LastStep last;
     std::vector<int32_t> tokens;  // [num_prompt + outputs]
     std::vector<int32_t> blocks;  // block table
     SequenceParams params;
-    std::array<int32_t, kMaxDrafts> drafts{};      // [num_drafts] proposed by the last committed step
-    std::array<float, kMaxDrafts> confidences{};   // [num_drafts]
+    std::array<int32_t, kMaxDrafts> drafts{};     // [num_drafts] proposed by the last committed step
+    std::array<float, kMaxDrafts> confidences{};  // [num_drafts]
     SequenceMetrics metrics;
-    int32_t stop_token = -1;   ///< the EOS or stop token that ended it
-    int32_t kept_outputs = -1; ///< outputs that count after `stop` cut it short; -1: all
-    int32_t num_overtaken = 0; ///< later requests admitted while this one did not fit
-    int32_t num_scored = 0;    ///< prompt log-probabilities received
+    int32_t stop_token = -1;    ///< the EOS or stop token that ended it
+    int32_t kept_outputs = -1;  ///< outputs that count after `stop` cut it short; -1: all
+    int32_t num_overtaken = 0;  ///< later requests admitted while this one did not fit
+    int32_t num_scored = 0;     ///< prompt log-probabilities received
     std::unique_ptr<LogprobStore> output_logprobs;
     std::unique_ptr<LogprobStore> prompt_logprobs;
     std::unique_ptr<TokenHistory> history;
@@ -132,9 +134,9 @@ struct Sequence {
 /// Owns every sequence from `add` to `release`; addresses are stable.
 class SequencePool {
 public:
-    Sequence& create();                        ///< Ids 1, 2, ...; never reused.
-    Sequence& get(int64_t id) const;           ///< Throws `UnknownSequenceError`.
-    void erase(int64_t id);                    ///< Drops the record.
+    Sequence& create();               ///< Ids 1, 2, ...; never reused.
+    Sequence& get(int64_t id) const;  ///< Throws `UnknownSequenceError`.
+    void erase(int64_t id);           ///< Drops the record.
     const std::unordered_map<int64_t, std::unique_ptr<Sequence>>& all() const { return sequences_; }
 
 private:

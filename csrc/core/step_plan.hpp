@@ -10,13 +10,15 @@
 
 namespace deepinfer {
 
-/// One sequence of a plan. Its query rows are consecutive positions `start .. start + num_rows - 1`; its output rows
-/// are `num_scoring` rows from position `first_scoring` on (prompt log-probabilities), then `num_samples` rows that end
-/// with the last query row. Block table and state slot are read from the sequence, which keeps them until the commit.
+/// One sequence of a plan. Its query rows are consecutive positions `start .. start + num_rows - 1`; its
+/// output rows are `num_scoring` rows from position `first_scoring` on (prompt log-probabilities), then
+/// `num_samples` rows that end with the last query row. Block table and state slot are read from the
+/// sequence, which keeps them until the commit.
 struct PlanSequence {
     Sequence* sequence = nullptr;  ///< valid until the plan is committed
     int64_t id = 0;
-    int32_t start = 0;  ///< position of the first row; the most possible when `remap >= 0` and the step decodes
+    int32_t start =
+        0;  ///< position of the first row; the most possible when `remap >= 0` and the step decodes
     int32_t num_rows = 0;
     int32_t known_length = 0;  ///< committed tokens when it was scheduled
     int32_t num_samples = 0;
@@ -47,7 +49,7 @@ struct StepPlan {
     int32_t max_blocks = 0;               ///< columns of the block tables
     int32_t max_seqlen_q = 0;
     int32_t max_seqlen_k = 0;
-    int32_t num_matched = 0;    ///< sequences that are also in the plan in flight
+    int32_t num_matched = 0;  ///< sequences that are also in the plan in flight
     int32_t num_draft_rows = 0;
     int32_t max_num_logprobs = -1;
     int32_t num_running = 0;  ///< after scheduling, as the next two
