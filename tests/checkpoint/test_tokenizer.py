@@ -269,7 +269,8 @@ def test_template_file_and_variables(tmp_path: Path) -> None:
         shutil.copyfile(V41_TINY / file, tmp_path / file)
     (tmp_path / "chat_template.jinja").write_text(
         "{% if messages|length > 1 %}{{ raise_exception('one message only') }}{% endif %}\n"
-        "{{ bos_token }}{{ messages[0].content }}{{ extra | tojson }}{% if add_generation_prompt %}!{% endif %}"
+        "{{ bos_token }}{{ messages[0].content }}{{ extra | tojson }}"
+        "{% if add_generation_prompt %}!{% endif %}"
     )
     config = DeepseekV41Config.from_dict(json.loads((V41_TINY / "config.json").read_text()))
     tokenizer = load_tokenizer(tmp_path, config)
