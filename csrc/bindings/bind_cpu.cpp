@@ -58,8 +58,10 @@ PYBIND11_MODULE(_cpu_ops, m) {
     using namespace deepinfer::cpu;
     m.doc() = "CPU kernels of deepinfer; tensors are passed as addresses, strides in elements unless said otherwise.";
 
+    m.def("instruction_sets", &available_kernels, "Names that `Context` takes on this machine, the best first.");
+
     py::class_<Context>(m, "Context", "Threads, scratch memory and the instruction set of the CPU kernels.")
-        .def(py::init([](int num_threads, const char* instruction_set) {
+        .def(py::init([](int num_threads, const std::string& instruction_set) {
                  return std::make_unique<Context>(checked_threads(num_threads), instruction_set);
              }),
              py::arg("num_threads"), py::arg("instruction_set") = "auto",

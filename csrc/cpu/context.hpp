@@ -41,7 +41,7 @@ private:
 /// One call at a time runs on a context: each driver holds `mutex` for its duration.
 class Context {
 public:
-    Context(int num_threads, const char* instruction_set) : kernels_(&select_kernels(instruction_set)) {
+    Context(int num_threads, std::string_view instruction_set) : kernels_(&select_kernels(instruction_set)) {
         set_num_threads(num_threads);
     }
 

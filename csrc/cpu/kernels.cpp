@@ -1,23 +1,38 @@
 #include "cpu/kernels.hpp"
 
 #include <stdexcept>
-#include <string>
-#include <string_view>
 
 namespace deepinfer::cpu {
+namespace {
 
-const Kernels& select_kernels(const char* name) {
-    const std::string_view wanted(name);
+/// Kernels that this machine can run, the best first.
+std::vector<const Kernels*> find_kernels() {
+    std::vector<const Kernels*> found;
 #if defined(__x86_64__)
     const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
                           __builtin_cpu_supports("f16c");
     const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                             __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-    if (has_avx512 && (wanted == "avx512" || wanted == "auto")) return kAvx512Kernels;
-    if (has_avx2 && (wanted == "avx2" || wanted == "auto")) return kAvx2Kernels;
+    if (has_avx512) found.push_back(&kAvx512Kernels);
+    if (has_avx2) found.push_back(&kAvx2Kernels);
 #endif
-    if (wanted == "generic" || wanted == "auto") return kGenericKernels;
-    throw std::invalid_argument("this machine has no \"" + std::string(wanted) + "\" kernels");
+    found.push_back(&kGenericKernels);
+    return found;
+}
+
+}  // namespace
+
+const Kernels& select_kernels(std::string_view name) {
+    for (const Kernels* kernels : find_kernels()) {
+        if (name == "auto" || name == kernels->name) return *kernels;
+    }
+    throw std::invalid_argument("this machine has no \"" + std::string(name) + "\" kernels");
+}
+
+std::vector<std::string> available_kernels() {
+    std::vector<std::string> names;
+    for (const Kernels* kernels : find_kernels()) names.emplace_back(kernels->name);
+    return names;
 }
 
 }  // namespace deepinfer::cpu

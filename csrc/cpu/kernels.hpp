@@ -3,6 +3,9 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
 
 namespace deepinfer::cpu {
 
@@ -91,6 +94,9 @@ extern const Kernels kAvx512Kernels;
 
 /// The kernels called `name` ("generic", "avx2", "avx512"), or the best for this machine when `name` is "auto".
 /// Throws std::invalid_argument when the machine lacks them.
-const Kernels& select_kernels(const char* name);
+const Kernels& select_kernels(std::string_view name);
+
+/// Names of all kernels that this machine can run, the best first.
+std::vector<std::string> available_kernels();
 
 }  // namespace deepinfer::cpu

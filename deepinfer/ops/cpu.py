@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from typing import Any
 
@@ -12,15 +11,27 @@ from torch import Tensor
 from deepinfer.native import load_cpu_ops
 from tilelang_ops.common.dispatch import UnsupportedOpError
 
+_contexts: list[Any] = []  # none before the first use; one of an earlier process stays behind the current one
+
 
 def context() -> Any:
-    """The process's `_cpu_ops.Context`; a fork gets its own, because threads do not survive it."""
-    return _context(os.getpid())
+    """The process's `_cpu_ops.Context`."""
+    if not _contexts:
+        _start()
+    return _contexts[-1]
 
 
-@functools.cache
-def _context(pid: int) -> Any:
-    return load_cpu_ops().Context(torch.get_num_threads())
+def _start() -> None:
+    _contexts.append(load_cpu_ops().Context(torch.get_num_threads()))
+
+
+def _restart_after_fork() -> None:
+    """Threads do not survive a fork; the parent's context is kept, because ending it would wait for them."""
+    if _contexts:
+        _start()
+
+
+os.register_at_fork(after_in_child=_restart_after_fork)
 
 
 def set_num_threads(num_threads: int) -> None:

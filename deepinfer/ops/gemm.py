@@ -35,10 +35,35 @@ def linear(
     Returns:
         [M, N] `out_dtype`, contiguous.
     """
-    assert x.dim() == 2, f"{x.shape=}"
-    return grouped_columns(
-        x.unsqueeze(1), weight, out_dtype, round_inputs=round_inputs, batch_invariant=batch_invariant
-    ).squeeze(1)
+    num_rows, width = x.shape
+    columns = weight.shape[0]
+    assert weight.shape[1] == width and weight.is_contiguous(), (
+        f"{x.shape=} {weight.shape=} {weight.stride()=}"
+    )
+    assert width % 32 == 0 or not round_inputs, f"{width=} is not made of groups of 32"
+    require_cpu("linear", x, weight)
+    if not batch_invariant:
+        x = round_fp8(x) if round_inputs else x
+        return F.linear(x.float(), weight.float()).to(out_dtype or x.dtype)
+    if x.stride(1) != 1:
+        x = x.contiguous()
+    out = torch.empty(num_rows, columns, dtype=out_dtype or x.dtype)
+    context().linear(
+        x.data_ptr(),
+        is_bfloat16(x),
+        x.stride(0),
+        width,
+        weight.data_ptr(),
+        is_bfloat16(weight),
+        out.data_ptr(),
+        is_bfloat16(out),
+        num_rows,
+        1,
+        columns,
+        width,
+        round_inputs,
+    )
+    return out
 
 
 def grouped_columns(
@@ -61,14 +86,17 @@ def grouped_columns(
     num_rows, groups, width = x.shape
     columns = weight.shape[0] // groups
     assert weight.shape == (groups * columns, width), f"{x.shape=} {weight.shape=}"
-    assert weight.is_contiguous() and not (round_inputs and width % 32), f"{weight.stride()=} {width=}"
+    assert weight.is_contiguous(), f"{weight.stride()=}"
+    assert width % 32 == 0 or not round_inputs, f"{width=} is not made of groups of 32"
     require_cpu("linear", x, weight)
-    out_dtype = out_dtype or x.dtype
     if not batch_invariant:
-        return _library_columns(round_fp8(x) if round_inputs else x, weight, out_dtype)
+        x = round_fp8(x) if round_inputs else x
+        per_group = weight.float().view(groups, columns, width)
+        out = torch.bmm(x.float().transpose(0, 1), per_group.transpose(1, 2))
+        return out.transpose(0, 1).to(out_dtype or x.dtype, memory_format=torch.contiguous_format)
     if x.stride(2) != 1 or x.stride(1) != width:
         x = x.contiguous()
-    out = torch.empty(num_rows, groups, columns, dtype=out_dtype)
+    out = torch.empty(num_rows, groups, columns, dtype=out_dtype or x.dtype)
     context().linear(
         x.data_ptr(),
         is_bfloat16(x),
@@ -137,11 +165,3 @@ def grouped_linear_reference(
     bounds = group_offsets.tolist()
     parts = [linear_reference(x[a:b], w, dtype) for a, b, w in zip(bounds, bounds[1:], weights, strict=False)]
     return torch.cat(parts)
-
-
-def _library_columns(x: Tensor, weight: Tensor, out_dtype: torch.dtype) -> Tensor:
-    x, weight = x.float(), weight.float()
-    if x.shape[1] == 1:
-        return F.linear(x, weight).to(out_dtype)
-    per_group = weight.view(x.shape[1], -1, x.shape[2])
-    return torch.bmm(x.transpose(0, 1), per_group.transpose(1, 2)).transpose(0, 1).contiguous().to(out_dtype)

@@ -32,7 +32,7 @@ def index_scores(
         weights: [Q, heads] float32 or bfloat16.
         code_pool: uint8 [blocks, entries, 64] with `scale_pool` uint8 [blocks, entries, 4]; or float32
             [blocks, entries, 128] with `scale_pool` None. Strided, last dimension contiguous.
-        block_tables: [S, max_blocks] int32; entry j lies in block j // entries of its sequence, at j % entries.
+        block_tables: [S, max_blocks] int32; entry j lies in a sequence's block j // entries, at j % entries
         row_seq: [Q] int32 sequence of each row.
         num_visible: [Q] int32; row i sees entries 0 ... num_visible[i] - 1.
         max_visible: columns of the result, at least max(num_visible), which it is when None.
