@@ -95,6 +95,33 @@ def test_release_has_no(release, name: str) -> None:
     assert name not in release
 
 
+def test_recommended_small_configuration() -> None:
+    """Parameter counts that the specification states for a small configuration with vision and a drafter."""
+    text = {
+        "vocab_size": 4096, "hidden_size": 256, "num_hidden_layers": 8, "num_attention_heads": 8,
+        "q_lora_rank": 128, "o_lora_rank": 64, "o_groups": 2, "moe_intermediate_size": 128,
+        "n_routed_experts": 16, "compress_ratios": [0, 2, 2, 2, 1, 1, 1, 1, 0, 0, 0],
+        "kv_source_layer_ids": [1, 3, 4], "index_source_layer_ids": [1, 3, 4, 6], "index_n_heads": 8,
+        "candidate_source_layer_id": 4, "engram_layer_ids": [1, 3], "engram_num_embeddings": [14340, 18110],
+        "engram_vocab_size": 512, "engram_compressed_vocab_size": 4096, "dspark_noise_token_id": 4001,
+        "dspark_target_layer_ids": [5, 6, 7], "dspark_markov_rank": 64, "dspark_n_routed_experts": 8,
+    }  # fmt: skip
+    vision = {"num_hidden_layers": 2, "hidden_size": 128, "num_attention_heads": 2, "intermediate_size": 256}
+    config = edited(
+        RELEASE,
+        image_token_id=4000,
+        text_config={**RELEASE["text_config"], **text},
+        vision_config={**RELEASE["vision_config"], **vision},
+    )
+    specs = expected_tensors(DeepseekV41Config.from_dict(config))
+    values = {name: math.prod(spec.wide_shape) for name, spec in specs.items() if spec.scale_of is None}
+    assert sum(values.values()) == 56_442_138
+    assert sum(n for name, n in values.items() if name.endswith("engram.embed.weight")) == 8_307_200
+    assert sum(n for name, n in values.items() if name.startswith("mtp.")) == 6_482_346
+    assert sum(n for name, n in values.items() if name.startswith("vision.")) == 404_736
+    assert sum(n for name, n in values.items() if name.startswith("aligner.")) == 360_960
+
+
 def test_no_vision_no_tensors() -> None:
     names = expected_tensors(DeepseekV41Config.from_dict(edited(RELEASE, vision_config=REMOVED)))
     assert len(names) == 96085 - 3 - (4 + 32 * 8 - 1) - 4
