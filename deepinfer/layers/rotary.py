@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-PAGE = 4096  # positions added at a time: a value must not depend on how far the table reaches
+PAGE = 4096  # positions computed together: a value must not depend on how far the table reaches
 
 
 def plain_frequencies(width: int, theta: float) -> Tensor:
@@ -62,12 +62,16 @@ class RotaryTable:
 
     def reserve(self, num_positions: int) -> None:
         """Make the table hold positions below `num_positions`. Call it before a graph is captured."""
-        while self.num_positions < num_positions:
-            start = self.num_positions
-            positions = torch.arange(start, start + PAGE, dtype=torch.float32, device=self._cos.device)
+        start = self.num_positions
+        if start >= num_positions:
+            return
+        cos, sin = [self._cos], [self._sin]
+        for page in range(start, max(num_positions, 2 * start), PAGE):  # at least doubled: each copy pays off
+            positions = torch.arange(page, page + PAGE, dtype=torch.float32, device=self._cos.device)
             angles = positions[:, None] * self.frequencies
-            self._cos = torch.cat([self._cos, angles.cos()])
-            self._sin = torch.cat([self._sin, angles.sin()])
+            cos.append(angles.cos())
+            sin.append(angles.sin())
+        self._cos, self._sin = torch.cat(cos), torch.cat(sin)
 
     def rows(self, positions: Tensor, num_positions: int) -> tuple[Tensor, Tensor]:
         """Cosines and sines of positions.
