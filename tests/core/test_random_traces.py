@@ -1,0 +1,170 @@
+"""Random traces of more than 100,000 operations: no block or slot is ever lost or shared, nobody starves."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from tests.core.harness import EOS, VOCAB, core, make_config
+
+OPERATIONS_PER_TRACE = 25_000
+
+
+class Trace:
+    """Random operations on one engine; results are random tokens, drafts and faults."""
+
+    def __init__(self, seed: int, **config: object):
+        self.rng = random.Random(seed)
+        self.random = np.random.default_rng(seed)
+        self.config = make_config(**config)
+        self.engine = core.EngineCore(self.config)
+        self.plans: list = []
+        self.live: list[int] = []
+        self.done: list[int] = []
+        self.counts: Counter[str] = Counter()
+
+    def add(self) -> None:
+        rng = self.rng
+        length = rng.choice([1, 8, rng.randint(1, 20), rng.randint(1, self.config.max_model_len - 1)])
+        params = core.SequenceParams(
+            max_tokens=rng.choice([1, 2, rng.randint(1, 40), -1]),
+            min_tokens=rng.choice([0, 0, 2]),
+            eos_token_id=EOS,
+            ignore_eos=rng.random() < 0.3,
+            needs_text=rng.random() < 0.2,
+            num_logprobs=rng.choice([-1, -1, 1]),
+            num_prompt_logprobs=rng.choice([-1, -1, -1, 0]),
+            presence=rng.choice([0.0, 0.0, 0.5]),
+        )
+        self.live.append(self.engine.add(params, self.random.integers(0, VOCAB, length, np.int32)))
+
+    def pick(self) -> int:
+        return self.rng.choice(self.live)
+
+    def schedule(self) -> None:
+        most = 2 if self.config.async_scheduling else 1
+        if len(self.plans) == most:
+            self.commit()
+        kind = self.rng.choice([None, None, None, core.StepKind.DECODE, core.StepKind.PREFILL])
+        plan = self.engine.schedule(kind)
+        self.counts["schedule"] += 1
+        if plan is None:
+            if kind is None and not self.plans and self.engine.has_unfinished:
+                raise AssertionError("an idle engine has work that it does not schedule")
+            return
+        self.counts["prefill" if plan.is_prefill else "decode"] += 1
+        self.counts["matched"] += plan.num_matched
+        self.counts["partial"] += int((plan.num_sampled_rows == 0).sum())
+        assert plan.num_rows <= self.config.max_num_batched_tokens
+        assert plan.num_seqs <= self.config.max_num_seqs
+        assert plan.seqlens_k.max() <= self.config.max_model_len
+        layout = self.engine.batch_layout(plan)
+        self.engine.fill_batch(plan, np.empty(layout.nbytes, np.uint8))
+        self.plans.append(plan)
+
+    def commit(self) -> None:
+        if not self.plans:
+            return
+        plan = self.plans.pop(0)
+        layout = self.engine.sampling_layout(plan)
+        self.engine.fill_sampling(plan, np.empty(layout.nbytes, np.uint8))
+        k, rows, seqs = self.config.num_draft_tokens, plan.num_samples, plan.num_seqs
+        emitted = np.array([self.rng.randint(1, max(1, n)) for n in plan.num_sampled_rows], np.int32)
+        self.counts["rejected"] += int((emitted < plan.num_sampled_rows).sum())
+        faults = (self.random.random(rows) < 0.002).astype(np.uint8)
+        drafts = self.random.integers(0, VOCAB, (seqs, k), np.int32)
+        drafts[self.random.random((seqs, k)) < 0.1] = -1
+        wanted = max(0, plan.max_num_logprobs)
+        result = self.engine.commit(
+            plan,
+            self.random.integers(0, VOCAB, rows, np.int32),
+            num_emitted=emitted,
+            logprobs=np.zeros(rows, np.float32),
+            top_ids=np.zeros((rows, wanted), np.int32),
+            top_logprobs=np.zeros((rows, wanted), np.float32),
+            faults=faults,
+            drafts=drafts if k else None,
+        )
+        self.counts["commit"] += 1
+        self.counts["finished"] += len(result.finished_ids)
+
+    def sweep(self) -> None:
+        """Releases what has finished."""
+        finished = [i for i in self.live if self.engine.status(i) == core.SequenceStatus.FINISHED]
+        self.live = [i for i in self.live if i not in set(finished)]
+        for seq_id in finished:
+            assert self.engine.finish_reason(seq_id) != core.FinishReason.NONE
+            self.engine.release(seq_id)
+            with pytest.raises(KeyError):
+                self.engine.status(seq_id)
+
+    def operate(self) -> None:
+        choice = self.rng.random()
+        if choice < 0.10 and len(self.live) < 40:
+            self.add()
+        elif choice < 0.13 and self.live:
+            self.counts["abort"] += self.engine.abort(self.pick())
+        elif choice < 0.17 and self.live:
+            self.counts["preempt"] += self.engine.preempt(self.pick())
+        elif choice < 0.18 and self.live:
+            seq_id = self.pick()
+            self.engine.stop(seq_id, self.rng.randint(0, self.engine.num_output_tokens(seq_id)))
+        elif choice < 0.19 and self.live:
+            self.engine.fail(self.pick(), core.ErrorKind.GRAMMAR)
+        elif choice < 0.195:
+            self.counts["discard"] += self.engine.discard_in_flight()
+            self.plans.clear()
+        elif choice < 0.25:
+            self.sweep()
+        elif choice < 0.6:
+            self.commit()
+        else:
+            self.schedule()
+
+    def finish(self) -> None:
+        while self.plans or self.engine.has_unfinished:
+            if self.plans:
+                self.commit()
+            else:
+                self.schedule()
+        self.sweep()
+        assert not self.live
+        assert self.engine.num_free_blocks == self.config.num_blocks - 1
+        assert self.engine.num_free_slots == self.config.num_state_slots - 1
+
+
+CONFIGS = [
+    {"num_draft_tokens": 0, "async_scheduling": False, "num_blocks": 12},
+    {"num_draft_tokens": 3, "async_scheduling": False, "num_blocks": 12, "max_num_seqs": 8, "num_state_slots": 9},
+    {"num_draft_tokens": 0, "async_scheduling": True, "num_blocks": 14, "max_num_batched_tokens": 16},
+    {"num_draft_tokens": 5, "async_scheduling": True, "num_blocks": 12, "max_num_seqs": 6, "num_state_slots": 8},
+    {"num_draft_tokens": 2, "async_scheduling": True, "num_blocks": 60, "admission_headroom_tokens": 16},
+    {"num_draft_tokens": 1, "async_scheduling": False, "chunked_prefill": False, "num_blocks": 10},
+]
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda c: "-".join(f"{v}" for v in c.values()))
+def test_random_trace(seed, config):
+    trace = Trace(seed, **config)
+    for _ in range(OPERATIONS_PER_TRACE):
+        trace.operate()
+        trace.engine.check_integrity()
+    trace.finish()
+    trace.engine.check_integrity()
+    counts = trace.counts
+    assert counts["prefill"] > 100 and counts["decode"] > 1000 and counts["finished"] > 100, counts
+    assert counts["abort"] > 20 and counts["preempt"] > 20 and counts["discard"] > 0, counts
+    assert trace.engine.num_preemptions > counts["preempt"] or config["num_blocks"] > 30, "pressure preempted nobody"
+    if config["num_draft_tokens"]:
+        assert counts["rejected"] > 100, counts
+    if config["async_scheduling"]:
+        assert counts["matched"] > 1000, counts
+    if config.get("chunked_prefill", True):
+        assert counts["partial"] > 10 or config.get("max_num_batched_tokens", 64) > 16, counts
+
+
+def test_traces_are_long_enough():
+    assert OPERATIONS_PER_TRACE * len(CONFIGS) >= 100_000
