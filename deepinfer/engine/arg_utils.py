@@ -165,9 +165,9 @@ class EngineArgs:
             num_blocks = min(scheduler.max_num_seqs * blocks_per_seq, room) + 1
         if num_blocks - 1 < blocks_per_seq:
             raise ValueError(
-                f"{max(num_blocks - 1, 0)} usable cache blocks of {BLOCK_SIZE} tokens cannot hold one request "
-                f"of max_model_len={scheduler.max_model_len} ({blocks_per_seq} blocks of {block_bytes} bytes, "
-                f"beside {num_slots} state slots of {slot_bytes} bytes): raise cache_bytes or num_blocks, "
+                f"{max(num_blocks - 1, 0)} usable cache blocks of {BLOCK_SIZE} tokens cannot hold one "
+                f"request of max_model_len={scheduler.max_model_len} ({blocks_per_seq} blocks of {block_bytes} "
+                f"bytes, beside {num_slots} state slots of {slot_bytes} bytes): raise cache_bytes or num_blocks, "
                 "or lower max_model_len or max_num_seqs"
             )
         return CacheConfig(BLOCK_SIZE, num_blocks, num_slots, max_backtracking)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from deepinfer.checkpoint.detokenizer import Detokenizer
 from deepinfer.engine.intake import Request
 from deepinfer.engine.results import RequestState, ResultReader, SampleState
 from deepinfer.outputs import RequestOutput
@@ -31,11 +30,10 @@ class OutputAssembler:
         tokenizer: turns tokens into text.
     """
 
-    def __init__(self, module: ModuleType, core: Any, tokenizer: Tokenizer, eos_token_id: int) -> None:
+    def __init__(self, module: ModuleType, core: Any, tokenizer: Tokenizer) -> None:
         self._module = module
         self._core = core
-        self._tokenizer = tokenizer
-        self._eos_token_id = eos_token_id
+        self._eos_token_id = tokenizer.eos_token_id
         self._reader = ResultReader(core, tokenizer)
         self._states: dict[str, RequestState] = {}
         self._owners: dict[int, tuple[RequestState, SampleState]] = {}
@@ -60,7 +58,7 @@ class OutputAssembler:
         try:
             for index in range(params.n):
                 seq_id = self._core.add(self._sequence_params(request, index, stream), request.token_ids)
-                text = Detokenizer(self._tokenizer, params, request.token_ids) if reads_text else None
+                text = self._reader.detokenizer(params) if reads_text else None
                 state.samples.append(SampleState(index, seq_id, text))
         except ValueError:
             self._forget(state)
@@ -117,8 +115,6 @@ class OutputAssembler:
             if owner is None:  # dropped, or named twice
                 continue
             state, sample = owner
-            if sample.detokenizer is not None:
-                sample.detokenizer.finish()
             self._reader.end(state, sample)
             if all(each.output is not None for each in state.samples):
                 del self._states[state.request.request_id]
@@ -141,12 +137,11 @@ class OutputAssembler:
             if sample.detokenizer is None:
                 continue
             tokens = commit.text_tokens[offsets[place] : offsets[place + 1]].tolist()
-            if seq_id in finished and self._reader.hides_last_token(state, seq_id):
-                tokens = tokens[:-1]
-            match = sample.detokenizer.append(tokens)
-            if match is not None:
-                sample.stop_string = match.stop
-                self._core.stop(seq_id, match.num_tokens)
+            ends = seq_id in finished and self._core.stop_token(seq_id) >= 0
+            hit = sample.detokenizer.append(tokens, ends_with_stop_token=ends)
+            if hit is not None:
+                sample.stop_string = hit.stop
+                self._core.stop(seq_id, hit.num_tokens)
                 stopped.append(seq_id)
         return stopped
 

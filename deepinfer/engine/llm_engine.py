@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from deepinfer import native
 from deepinfer.checkpoint.loader import load_model, load_tokenizer, open_checkpoint
 from deepinfer.config import CacheConfig, SchedulerConfig
-from deepinfer.engine.arg_utils import EngineArgs
+from deepinfer.engine.arg_utils import BLOCK_SIZE, EngineArgs
 from deepinfer.engine.assembly import OutputAssembler
 from deepinfer.engine.intake import Intake, Prompt, Request
 from deepinfer.engine.stats import EngineStats, StatsLogger
@@ -41,12 +42,17 @@ class LLMEngine:
         config = checkpoint.config
         self.tokenizer = load_tokenizer(checkpoint, args.tokenizer, args.tokenizer_revision or args.revision)
         arithmetic = args.resolve_arithmetic(settings)
-        model = load_model(checkpoint, arithmetic, use_tqdm=not args.disable_log_stats)
+        model = load_model(checkpoint, arithmetic, use_tqdm=sys.stderr.isatty())
         spec = model.spec
         num_drafts = 0
         self.scheduler_config = args.resolve_scheduler(config.max_position_embeddings, num_drafts)
         backtracking = max(settings.max_backtracking_tokens or 0, num_drafts + 1)
-        layout = CacheLayout.build(spec, arithmetic.release_caches, max_backtracking=backtracking)
+        layout = CacheLayout.build(
+            spec,
+            release=arithmetic.release_caches,
+            block_size=BLOCK_SIZE,
+            max_backtracking=backtracking,
+        )
         self.cache_config = args.resolve_cache(
             self.scheduler_config, settings, layout.block_bytes, layout.slot_bytes, backtracking
         )
@@ -65,11 +71,11 @@ class LLMEngine:
         )
         if spec.max_ngram:
             fold = self.tokenizer.compressed_vocab()
-            self.core.set_compressed_vocab(fold.ids, fold.pad_id)
-        self.model_runner = ModelRunner(model, caches, sampler, BatchBuilder(core, device))
+            self.core.set_compressed_vocab(fold.token_map, fold.pad_id)
+        self.model_runner = ModelRunner(model, caches, sampler, BatchBuilder(self.core, device))
         self.stats = EngineStats()
         self._intake = Intake(self.tokenizer, spec.vocab_size, self.scheduler_config.max_model_len)
-        self._assembler = OutputAssembler(core, self.core, self.tokenizer, config.eos_token_id)
+        self._assembler = OutputAssembler(core, self.core, self.tokenizer)
         interval = 0 if args.disable_log_stats else settings.logging_interval_steps
         self._stats_logger = StatsLogger(self.stats, interval)
         self._is_closed = False

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from deepinfer.checkpoint.detokenizer import Detokenizer
+from deepinfer.checkpoint.token_text import TokenTable
 from deepinfer.engine.intake import Request
 from deepinfer.outputs import (
     CompletionOutput,
@@ -17,6 +18,7 @@ from deepinfer.outputs import (
     RequestOutput,
     position_logprobs,
 )
+from deepinfer.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from deepinfer.checkpoint.tokenizer import Tokenizer
@@ -62,15 +64,23 @@ class ResultReader:
 
     def __init__(self, core: Any, tokenizer: Tokenizer) -> None:
         self._core = core
-        self._tokenizer = tokenizer
+        self._table = TokenTable(tokenizer.backend)
 
-    def hides_last_token(self, state: RequestState, seq_id: int) -> bool:
-        """Whether the last output token ended the sequence and its text is to be left out."""
-        return self._core.stop_token(seq_id) >= 0 and not state.request.params.include_stop_str_in_output
+    def detokenizer(self, params: SamplingParams) -> Detokenizer:
+        """The text of one completion, empty yet."""
+        return Detokenizer(
+            self._table,
+            stop=params.stop,
+            include_stop=params.include_stop_str_in_output,
+            skip_special_tokens=params.skip_special_tokens,
+            min_tokens=params.min_tokens,
+        )
 
     def end(self, state: RequestState, sample: SampleState) -> None:
         """Read an ended sequence into `sample.output`; the core forgets it."""
         core, seq_id, params = self._core, sample.seq_id, state.request.params
+        if params.detokenize:
+            self._finish_text(sample, params)
         reason = _REASONS[core.finish_reason(seq_id).name]
         output = self._sequence(state, sample)
         output.finish_reason = reason.value
@@ -81,10 +91,6 @@ class ResultReader:
             output.stop_reason = stop_token
         if reason is FinishReason.ERROR:
             output.error = RequestError(*_error(core.error_kind(seq_id).name))
-        if params.detokenize and sample.detokenizer is None:
-            hidden = 1 if self.hides_last_token(state, seq_id) else 0
-            tokens = output.token_ids[: len(output.token_ids) - hidden]
-            output.text = self._tokenizer.decode(tokens, skip_special_tokens=params.skip_special_tokens)
         if state.prompt_logprobs is None and params.prompt_logprobs is not None:
             state.prompt_logprobs = self._prompt_logprobs(state.request, seq_id)
         sample.output = output
@@ -106,6 +112,18 @@ class ResultReader:
         if finished and state.prompt_logprobs is not None:
             output.prompt_token_logprobs, output.prompt_logprobs = state.prompt_logprobs
         return output
+
+    def _finish_text(self, sample: SampleState, params: SamplingParams) -> None:
+        """End the sample's text; what was held back may still complete a stop string."""
+        core, seq_id = self._core, sample.seq_id
+        if sample.detokenizer is None:
+            sample.detokenizer = self.detokenizer(params)
+            tokens = core.output_token_ids(seq_id).tolist()
+            sample.detokenizer.append(tokens, ends_with_stop_token=core.stop_token(seq_id) >= 0)
+        hit = sample.detokenizer.finish()
+        if hit is not None and sample.stop_string is None:
+            sample.stop_string = hit.stop
+            core.stop(seq_id, hit.num_tokens)
 
     def _sequence(self, state: RequestState, sample: SampleState) -> CompletionOutput:
         """A sequence's tokens, log-probabilities and streamed text."""
@@ -136,7 +154,7 @@ class ResultReader:
         self, tokens: list[int], values: list[float], ranks: list[int], tops: tuple[Any, Any], decode: bool
     ) -> list[dict[int, Logprob]]:
         """`position_logprobs` of each token; `tops` are [n, K] ids and values."""
-        text_of = (lambda token: self._tokenizer.decode([token])) if decode else None
+        text_of = self._table.token_text if decode else None
         ids, top_values = (array.tolist() for array in tops)
         return [
             position_logprobs(token, value, rank, top_ids, top, text_of)

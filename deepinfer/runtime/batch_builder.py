@@ -5,7 +5,8 @@ The C++ core writes every array of a part into one buffer; the device sees one c
 
 from __future__ import annotations
 
-from types import ModuleType
+import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,15 +19,20 @@ _DTYPES = {"int32": torch.int32, "int64": torch.int64, "float32": torch.float32}
 
 
 class BatchBuilder:
-    """Turns plans of one `_core.EngineCore` into the records that forward and sampling read."""
+    """Turns plans into the records that forward and sampling read.
 
-    def __init__(self, core: ModuleType, device: torch.device) -> None:
+    Args:
+        core: the `_core.EngineCore` that made the plans.
+        device: where the tensors go.
+    """
+
+    def __init__(self, core: Any, device: torch.device) -> None:
         self._core = core
         self._device = device
 
     def batch(self, plan: Any) -> Batch:
         """The forward's inputs; call right after the plan was made."""
-        views = self._views(plan, self._core.batch_layout, self._core.fill_batch)
+        views = self._views(plan, self._core.batch_layout, self._core.fill_batch)[1]
         return Batch(
             **{name: views[name] for name in Batch.tensor_names()},
             max_seqlen_k=plan.max_seqlen_k,
@@ -36,19 +42,27 @@ class BatchBuilder:
     def sampling(self, plan: Any) -> SamplingInputs:
         """The sampler's inputs; call once the tokens of earlier steps are committed."""
         return SamplingInputs.from_host(
-            self._views(plan, self._core.sampling_layout, self._core.fill_sampling)
+            *self._views(plan, self._core.sampling_layout, self._core.fill_sampling)
         )
 
-    def _views(self, plan: Any, layout_of: Any, fill: Any) -> dict[str, Tensor]:
+    def _views(
+        self, plan: Any, layout_of: Callable[[Any], Any], fill: Callable[[Any, Any], None]
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The arrays by name, on the host and on the device (the same tensors on a CPU)."""
         layout = layout_of(plan)
         buffer = torch.empty(layout.nbytes, dtype=torch.uint8)
         fill(plan, buffer.numpy())
-        buffer = buffer.to(self._device)
-        views = {}
-        for name, dtype, shape, offset in layout.entries:
-            kind = _DTYPES[dtype]
-            num_bytes = kind.itemsize
-            for size in shape:
-                num_bytes *= size
-            views[name] = buffer[offset : offset + num_bytes].view(kind).view(shape)
-        return views
+        host = _split(buffer, layout.entries)
+        if self._device.type == "cpu":
+            return host, host
+        return host, _split(buffer.to(self._device), layout.entries)
+
+
+def _split(buffer: Tensor, entries: list[tuple[str, str, tuple[int, ...], int]]) -> dict[str, Tensor]:
+    """Views of a byte buffer: (name, dtype, shape, byte offset) each."""
+    views = {}
+    for name, dtype, shape, offset in entries:
+        kind = _DTYPES[dtype]
+        num_bytes = kind.itemsize * math.prod(shape)
+        views[name] = buffer[offset : offset + num_bytes].view(kind).view(shape)
+    return views
