@@ -166,9 +166,9 @@ class EngineArgs:
         if num_blocks - 1 < blocks_per_seq:
             raise ValueError(
                 f"{max(num_blocks - 1, 0)} usable cache blocks of {BLOCK_SIZE} tokens cannot hold one "
-                f"request of max_model_len={scheduler.max_model_len} ({blocks_per_seq} blocks of {block_bytes} "
-                f"bytes, beside {num_slots} state slots of {slot_bytes} bytes): raise cache_bytes or num_blocks, "
-                "or lower max_model_len or max_num_seqs"
+                f"request of max_model_len={scheduler.max_model_len}, which takes {blocks_per_seq} blocks of "
+                f"{block_bytes} bytes beside {num_slots} state slots of {slot_bytes} bytes: raise "
+                "cache_bytes or num_blocks, or lower max_model_len or max_num_seqs"
             )
         return CacheConfig(BLOCK_SIZE, num_blocks, num_slots, max_backtracking)
 
