@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 
@@ -19,8 +18,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         eps: added to the mean of squares.
     """
     wide = x.float().contiguous()
-    scale = 1.0 / torch.sqrt(wide.square().mean(-1, keepdim=True) + eps)
-    return ((wide * scale) * weight).to(x.dtype)
+    scale = wide.square().mean(-1, keepdim=True).add_(eps).sqrt_().reciprocal_()
+    return (wide * scale).mul_(weight).to(x.dtype)
 
 
 @dataclass(frozen=True)

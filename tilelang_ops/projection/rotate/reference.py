@@ -3,9 +3,10 @@ from torch import Tensor
 
 
 def run(x: Tensor, cos: Tensor, sin: Tensor) -> None:
-    tail = x[..., x.shape[-1] - 2 * cos.shape[1] :]
-    per_row = (cos.shape[0], *[1] * (x.dim() - 2), cos.shape[1])
-    cos, sin = cos.view(per_row), sin.view(per_row)
-    even, odd = tail.float().unflatten(-1, (-1, 2)).unbind(-1)
-    turned = torch.stack([even * cos - odd * sin, even * sin + odd * cos], dim=-1)
-    tail.copy_(turned.flatten(-2))
+    pairs = cos.shape[1]
+    turn = torch.complex(cos, sin).view(cos.shape[0], *[1] * (x.dim() - 2), pairs)
+    tail = x[..., x.shape[-1] - 2 * pairs :]
+    wide = tail.float()  # the tail itself when x is float32
+    torch.view_as_complex(wide.unflatten(-1, (pairs, 2))).mul_(turn)
+    if wide.data_ptr() != tail.data_ptr():
+        tail.copy_(wide)
