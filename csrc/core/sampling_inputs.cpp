@@ -2,19 +2,13 @@
 
 #include <algorithm>
 #include <bit>
+#include <numeric>
 #include <unordered_map>
 
 #include "check.hpp"
 
 namespace deepinfer {
 namespace {
-
-/// Draft that the row at `index` of a decode step tests; -1 for the bonus row.
-int32_t tested_draft(const PlanSequence& entry, int32_t index) {
-    const Sequence& sequence = *entry.sequence;
-    const bool has_draft = index + 1 < entry.num_samples && index < sequence.num_drafts;
-    return has_draft ? sequence.drafts[index] : -1;
-}
 
 /// Penalty triplets of one row: the committed history and the drafts before the row.
 void add_penalties(SparseInputs& sparse, const Sequence& sequence, int32_t row, int32_t num_drafts_before) {
@@ -145,23 +139,30 @@ struct DenseRows {
         draft_ids[row] = -1;
     }
 
-    void set_sampled(int32_t row, const PlanSequence& entry, int32_t index) const {
+    /// All sampled rows of a sequence.
+    void set_sampled(int32_t row, const PlanSequence& entry) const {
         const Sequence& sequence = *entry.sequence;
         const SequenceParams& params = sequence.params;
-        const int32_t output_index = sequence.num_outputs() + index;
-        seeds[row] = std::bit_cast<int64_t>(params.seed);
-        token_index[row] = int64_t{sequence.length()} + index;
-        inv_temperature[row] = params.inv_temperature;
-        top_p[row] = params.top_p;
-        min_p[row] = params.min_p;
-        repetition[row] = params.repetition;
-        presence[row] = params.presence;
-        frequency[row] = params.frequency;
-        top_k[row] = params.top_k;
-        num_logprobs[row] = params.num_logprobs;
-        const bool has_golden = output_index < static_cast<int32_t>(params.golden_token_ids.size());
-        forced[row] = has_golden ? params.golden_token_ids[output_index] : -1;
-        draft_ids[row] = tested_draft(entry, index);
+        const int32_t count = entry.num_samples;
+        std::fill_n(seeds + row, count, std::bit_cast<int64_t>(params.seed));
+        std::iota(token_index + row, token_index + row + count, int64_t{sequence.length()});
+        std::fill_n(inv_temperature + row, count, params.inv_temperature);
+        std::fill_n(top_p + row, count, params.top_p);
+        std::fill_n(min_p + row, count, params.min_p);
+        std::fill_n(repetition + row, count, params.repetition);
+        std::fill_n(presence + row, count, params.presence);
+        std::fill_n(frequency + row, count, params.frequency);
+        std::fill_n(top_k + row, count, params.top_k);
+        std::fill_n(num_logprobs + row, count, params.num_logprobs);
+        const int32_t first_output = sequence.num_outputs();
+        const int32_t num_golden = static_cast<int32_t>(params.golden_token_ids.size());
+        const int32_t num_drafts = std::max<int32_t>(0, std::min<int32_t>(count - 1, sequence.num_drafts));
+        std::fill_n(forced + row, count, -1);
+        for (int32_t j = 0; j < count && first_output + j < num_golden; ++j) {
+            forced[row + j] = params.golden_token_ids[first_output + j];
+        }
+        std::copy_n(sequence.drafts.begin(), num_drafts, draft_ids + row);
+        std::fill_n(draft_ids + row + num_drafts, count - num_drafts, -1);
     }
 };
 
@@ -213,13 +214,14 @@ void fill_sampling(StepPlan& plan, std::span<std::byte> buffer) {
             const int32_t target = entry.first_scoring + j + 1;
             rows.set_neutral(row++, target, sequence.tokens[target], sequence.params.num_prompt_logprobs);
         }
-        for (int32_t j = 0; j < entry.num_samples; ++j) {
-            if (sequence.is_finished()) {
-                rows.set_neutral(row++, int64_t{entry.start} + j + 1, -1, -1);
-            } else {
-                rows.set_sampled(row++, entry, j);
+        if (sequence.is_finished()) {
+            for (int32_t j = 0; j < entry.num_samples; ++j) {
+                rows.set_neutral(row + j, int64_t{entry.start} + j + 1, -1, -1);
             }
+        } else {
+            rows.set_sampled(row, entry);
         }
+        row += entry.num_samples;
         *row_offsets++ = row;
     }
     visit_sparse(plan.sparse, [&]<typename T>(const char* name, const std::vector<T>& values) {

@@ -73,7 +73,9 @@ class Running:
 class FakeDevice:
     """Runs plans of one engine: `forward` right after schedule, `sample` once the plan before is committed."""
 
-    def __init__(self, engine: Any, config: Any, accuracy: int = 6, vocab: np.ndarray | None = None, pad: int = 0):
+    def __init__(
+        self, engine: Any, config: Any, accuracy: int = 6, vocab: np.ndarray | None = None, pad: int = 0
+    ):
         self.engine, self.config, self.accuracy = engine, config, accuracy
         self.kv = np.full((config.num_blocks, config.block_size), NOTHING, np.int32)
         self.ring_size = WINDOW + config.num_draft_tokens + 1
@@ -112,7 +114,12 @@ class FakeDevice:
         )
 
     def _correct(
-        self, b: dict[str, np.ndarray], starts: np.ndarray, ids: np.ndarray, positions: np.ndarray, ngram: np.ndarray
+        self,
+        b: dict[str, np.ndarray],
+        starts: np.ndarray,
+        ids: np.ndarray,
+        positions: np.ndarray,
+        ngram: np.ndarray,
     ) -> None:
         """What a device does for sequences of the step before: ids, lengths and n-gram windows from its own results."""
         cu = b["cu_seqlens_q"]
@@ -201,7 +208,9 @@ class FakeDevice:
                 self.num_rejected += count < num_sampled
             done.num_emitted[s] = count
             done.emitted[s, :count] = tokens[first : first + count]
-            prefix = np.concatenate([self._read(running.tables[s], running.rows[first][1] + 1), done.emitted[s, :count]])
+            prefix = np.concatenate(
+                [self._read(running.tables[s], running.rows[first][1] + 1), done.emitted[s, :count]]
+            )
             wrong = np.array([], np.int32)
             for j in range(k):
                 guess = draft_of(seed, np.concatenate([prefix, wrong]).astype(np.int32), self.accuracy)
@@ -241,7 +250,9 @@ class Loop:
         self.in_flight_done: Done | None = None
         self.num_overlapped = 0
         self.finished: dict[int, int] = {}
-        self.on_scheduled: Callable[[], None] | None = None  # runs between schedule and forward, as a thread might
+        self.on_scheduled: Callable[[], None] | None = (
+            None  # runs between schedule and forward, as a thread might
+        )
 
     def add(self, seed: int, prompt: np.ndarray, **fields: Any) -> int:
         params = core.SequenceParams(**{"eos_token_id": EOS, **fields})
@@ -283,6 +294,8 @@ class Loop:
         """Steps until everything is finished and committed."""
         for _ in range(max_steps):
             if not self.step():
-                assert not self.engine.has_unfinished, f"{self.engine.num_running=} {self.engine.num_waiting=}"
+                assert not self.engine.has_unfinished, (
+                    f"{self.engine.num_running=} {self.engine.num_waiting=}"
+                )
                 return
         raise AssertionError(f"not finished after {max_steps} steps")

@@ -138,9 +138,21 @@ class Trace:
 
 CONFIGS = [
     {"num_draft_tokens": 0, "async_scheduling": False, "num_blocks": 12},
-    {"num_draft_tokens": 3, "async_scheduling": False, "num_blocks": 12, "max_num_seqs": 8, "num_state_slots": 9},
+    {
+        "num_draft_tokens": 3,
+        "async_scheduling": False,
+        "num_blocks": 12,
+        "max_num_seqs": 8,
+        "num_state_slots": 9,
+    },
     {"num_draft_tokens": 0, "async_scheduling": True, "num_blocks": 14, "max_num_batched_tokens": 16},
-    {"num_draft_tokens": 5, "async_scheduling": True, "num_blocks": 12, "max_num_seqs": 6, "num_state_slots": 8},
+    {
+        "num_draft_tokens": 5,
+        "async_scheduling": True,
+        "num_blocks": 12,
+        "max_num_seqs": 6,
+        "num_state_slots": 8,
+    },
     {"num_draft_tokens": 2, "async_scheduling": True, "num_blocks": 60, "admission_headroom_tokens": 16},
     {"num_draft_tokens": 1, "async_scheduling": False, "chunked_prefill": False, "num_blocks": 10},
 ]
@@ -157,7 +169,9 @@ def test_random_trace(seed, config):
     counts = trace.counts
     assert counts["prefill"] > 100 and counts["decode"] > 1000 and counts["finished"] > 100, counts
     assert counts["abort"] > 20 and counts["preempt"] > 20 and counts["discard"] > 0, counts
-    assert trace.engine.num_preemptions > counts["preempt"] or config["num_blocks"] > 30, "pressure preempted nobody"
+    assert trace.engine.num_preemptions > counts["preempt"] or config["num_blocks"] > 30, (
+        "pressure preempted nobody"
+    )
     if config["num_draft_tokens"]:
         assert counts["rejected"] > 100, counts
     if config["async_scheduling"]:
