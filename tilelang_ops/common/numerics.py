@@ -114,10 +114,17 @@ def decode_fp4(packed: Tensor, scale_bytes: Tensor) -> Tensor:
 
 def encode_e2m1(x: Tensor) -> Tensor:
     """Nearest E2M1 of float32 [..., n], ties to the even code, saturating; packed [..., n / 2] uint8."""
-    codes = torch.bucketize(x.abs(), _e2m1_edges(x.device), out_int32=True)
-    codes += torch.signbit(x) * 8
-    codes = codes.unflatten(-1, (x.shape[-1] // 2, 2))
-    return (codes[..., 0] + codes[..., 1] * 16).to(torch.uint8)
+    magnitude = x.abs().contiguous()
+    bits = magnitude.view(torch.int32)
+    # From 1 on a code is the float's exponent with the first mantissa bit, rounded; below 1 that is too small
+    # and the code is the number of halves.
+    codes = (bits >> 22).bitwise_and_(1).add_(bits).add_(0x1FFFFF).bitwise_right_shift_(22)
+    codes.sub_(252).clamp_(max=7)
+    halves = magnitude.mul_(2.0).round_().clamp_(max=2.0).to(torch.int32)
+    codes = torch.maximum(codes, halves, out=codes)
+    codes |= (x.view(torch.int32) >> 28).bitwise_and_(8)
+    pairs = codes.view(torch.int64)  # even channel in the low half
+    return ((pairs >> 28) | pairs).to(torch.uint8)
 
 
 def decode_e2m1(packed: Tensor) -> Tensor:
@@ -148,17 +155,6 @@ def _ceil_e8m0(x: Tensor) -> Tensor:
     """Byte of the smallest power of two not below positive normal float32 `x`; NaN and inf give 255."""
     bits = x.contiguous().view(torch.int32).clamp(max=0x7F800000)  # a NaN would overflow below
     return ((bits + 0x7FFFFF) >> 23).to(torch.uint8)
-
-
-@cache
-def _e2m1_edges(device: torch.device) -> Tensor:
-    """Edges between codes: a code is the number of edges strictly below the magnitude.
-
-    At .75, 1.75 and 3.5 the tie goes up, to the even code, so these edges stand one float lower.
-    """
-    edges = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0], device=device)
-    edges[1::2] = torch.nextafter(edges[1::2], torch.zeros_like(edges[1::2]))
-    return edges
 
 
 @cache
