@@ -135,7 +135,7 @@ def _find_cut(
             total[for_total] = row_mass.masked_fill_(row_scores < floor[rows], 0).sum(dim=-1)
         threshold = (top_p[nucleus].double() * total.double()).floor().long()
         before = mass.cumsum(dim=-1) - mass
-        count = (inside & (before <= threshold[:, None])).sum(dim=-1)
+        count = (before <= threshold[:, None]).sum(dim=-1)  # beyond the limit it is the total, above
         num_kept[nucleus] = count
         found[nucleus] |= beyond & (count < prefix)
     num_kept.clamp_(min=1)

@@ -1,7 +1,7 @@
 """Verification of draft tokens: which drafts stand, and the token that follows them.
 
 The rows of a sequence are consecutive: row j holds the target's distribution after drafts 1 ... j and tests
-draft j + 1; the last row tests none. The accepted drafts are the leading run of rows whose test passed, and the
+draft j + 1; the last row tests none. The accepted drafts are the leading run of rows whose test passed; the
 first other row supplies one more token. Rows after it are dead.
 
     coupled   every row draws its token as plain decoding would; a draft stands iff it is that token.

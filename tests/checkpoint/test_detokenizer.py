@@ -293,6 +293,7 @@ def test_nothing_is_held_without_need():
     assert search.push("OX") == ("STOX", None)
     assert search.push("TO") == ("", None)
     assert search.finish() == "TO"
+    assert StopSearch(["ab", "xxxx"]).push("ab", may_stop=False) == ("ab", None)
 
 
 def test_stops_inside_outputs(bundled):

@@ -192,6 +192,21 @@ def test_a_forbidden_forced_token_reports_the_floor():
     assert (found.token_ids.item(), found.faults.item(), found.logprobs.item()) == (3, 0, -9999.0)
 
 
+@pytest.mark.parametrize("mode", list(LogprobsMode))
+def test_a_forced_token_needs_no_choice(mode):
+    row = Row(forced=2, num_logprobs=1, bans=(0, 1, 2, 3))
+    found = Sampler(4, logprobs_mode=mode).sample(torch.zeros(1, 4), make_inputs([row]))
+    assert (found.token_ids.item(), found.faults.item()) == (2, Fault.NONE)
+    assert found.logprobs.item() == pytest.approx(math.log(0.25) if mode == "raw" else -9999.0)
+
+
+def test_alternatives_with_both_zeros_go_by_id():
+    logits = torch.tensor([[-1.0, -0.0, 0.0, -0.0, 0.0]])
+    found = Sampler(5).sample(logits, make_inputs([Row(forced=3, num_logprobs=4)]))
+    assert found.top_ids.tolist() == [[1, 2, 3, 4]]
+    assert found.ranks.tolist() == [3]
+
+
 def test_processed_greedy_row_is_certain():
     sampler = Sampler(4, logprobs_mode="processed")
     found = sampler.sample(

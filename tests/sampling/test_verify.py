@@ -218,6 +218,14 @@ def test_ratio_refuses_the_impossible():
     assert set(tokens.tolist()) == {0, 1}
 
 
+def test_ratio_refuses_a_draft_that_q_excludes():
+    """It cannot have been drawn from q; accepting it would count its mass twice."""
+    seeds, index = torch.arange(64), torch.arange(64)
+    drafts = torch.full((64,), 2, dtype=torch.int32)
+    p, q = repeated(torch.tensor([0.2, 0.2, 0.6]), 64), repeated(torch.tensor([0.5, 0.5, 0.0]), 64)
+    assert not ratio_verify(p, q, drafts, seeds, index)[0].any()
+
+
 def test_ratio_rows_are_independent_of_the_batch():
     target, draft = torch.randn(40, 30), torch.randn(40, 30)
     drafts = torch.randint(-1, 30, (40,), dtype=torch.int32)

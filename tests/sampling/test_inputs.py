@@ -1,0 +1,50 @@
+"""The inputs record: slices equal the record of the rows alone, and the host decides as the device would."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from deepinfer.sampling.inputs import SamplingInputs
+from tests.sampling.rows import Row, make_inputs
+from tests.sampling.test_sampler import random_rows
+from tests.support.compare import assert_same_bits
+
+TENSORS = [f.name for f in dataclasses.fields(SamplingInputs) if f.name != "host"]
+
+
+@pytest.mark.parametrize(("start", "stop"), [(0, 40), (0, 1), (39, 40), (7, 23), (0, 0), (40, 40), (12, 12)])
+def test_a_slice_is_the_record_of_its_rows(start, stop):
+    rows = random_rows(40, 50)
+    part = make_inputs(rows).slice(start, stop)
+    alone = make_inputs(rows[start:stop])
+    for name in TENSORS:
+        if name == "row_offsets":
+            continue
+        assert_same_bits(getattr(part, name), getattr(alone, name), name)
+        assert_same_bits(torch.from_numpy(part.host[name]), getattr(alone, name), name)
+    assert part.num_rows == stop - start
+
+
+def test_a_slice_of_a_slice():
+    rows = random_rows(40, 50)
+    twice = make_inputs(rows).slice(5, 35).slice(4, 20)
+    alone = make_inputs(rows[9:25])
+    for name in set(TENSORS) - {"row_offsets"}:
+        assert_same_bits(getattr(twice, name), getattr(alone, name), name)
+
+
+def test_row_offsets_of_a_slice():
+    inputs = make_inputs([Row()] * 7, row_offsets=[0, 3, 3, 7])
+    assert inputs.slice(2, 6).row_offsets.tolist() == [0, 1, 1, 4]
+    assert inputs.slice(0, 3).row_offsets.tolist() == [0, 3, 3, 3]
+    assert inputs.slice(2, 6).host["row_offsets"].tolist() == [0, 1, 1, 4]
+
+
+def test_every_array_is_needed():
+    arrays = {name: torch.from_numpy(array) for name, array in make_inputs([Row()]).host.items()}
+    for name in TENSORS:
+        with pytest.raises(KeyError, match=name):
+            SamplingInputs.from_host({key: value for key, value in arrays.items() if key != name})
