@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from deepinfer.ops.quant import round_fp8
 from tests.models.golden_runs import golden_run, row_errors
+from tests.support.compare import assert_same_bits
 from tests.support.golden import golden
 from tests.support.models import load_backbone
 
@@ -57,43 +57,21 @@ def test_fp8_activations_give_the_same_bits(name: str, prompt: str, what: str) -
 
 
 @pytest.mark.parametrize(("name", "prompt"), FP8_PROMPTS.items())
-def test_fp8_experts_round_where_the_release_does(name: str, prompt: str) -> None:
-    """The product of gate and up goes to FP8 at once, and the sum of all experts is rounded once.
+def test_fp8_experts_give_the_same_bits(name: str, prompt: str) -> None:
+    """But for the last rounding: the sum of all experts is rounded once, as in the release.
 
-    The golden data rounds the product and the routed sum to bfloat16 first. Written out with those two
-    roundings, this oracle has the golden bits; without them it has the model's.
+    The golden data rounds the routed experts' sum to bfloat16 before the shared expert joins it.
     """
     values = golden_values(name, prompt, "w8a8")[1]
     moe = load_backbone(name, "w8a8").layers[0].moe
     x = values["layer0.ffn_in"].bfloat16()
-    golden_like = experts_oracle(moe, x, extra_roundings=True)
-    assert (golden_like != values["layer0.ffn_out"]).float().mean() < 0.01
-    mine, oracle = moe(x).float(), experts_oracle(moe, x, extra_roundings=False)
-    differs = mine != oracle
-    assert differs.float().mean() < 0.02  # sums in another order
-    torch.testing.assert_close(mine[differs], oracle[differs], rtol=2.0**-7, atol=1e-2)
-
-
-def experts_oracle(moe, x: torch.Tensor, extra_roundings: bool) -> torch.Tensor:
-    """Routed and shared experts row by row, with FP8 inputs and bfloat16 products."""
-
-    def narrow(t: torch.Tensor) -> torch.Tensor:
-        return t.bfloat16().float()
-
-    def expert(row: torch.Tensor, w13: torch.Tensor, w2: torch.Tensor, weight: float) -> torch.Tensor:
-        gate, up = narrow(w13 @ round_fp8(row)).chunk(2)
-        gate, up = gate.clamp(max=moe.limit), up.clamp(-moe.limit, moe.limit)
-        product = gate * torch.sigmoid(gate) * up * weight
-        return narrow(w2 @ round_fp8(narrow(product) if extra_roundings else product))
-
-    rows = []
-    ids, weights = moe.route(x)
-    for row, row_ids, row_weights in zip(x.float(), ids.tolist(), weights, strict=True):
-        w13, w2 = moe.experts.w13, moe.experts.w2
-        routed = sum(expert(row, w13[e], w2[e], w) for e, w in zip(row_ids, row_weights, strict=True))
-        routed = narrow(routed) if extra_roundings else routed
-        rows.append(narrow(routed + expert(row, moe.shared_w13.weight, moe.shared_w2.weight, 1.0)))
-    return torch.stack(rows)
+    routed = moe.experts(x, *moe.route(x), moe.limit, moe.arithmetic)
+    shared = moe.shared(x)
+    expected = values["layer0.ffn_out"]
+    differs = ((routed.bfloat16() + shared).float() != expected).float().mean()
+    assert differs < 0.01, f"{differs:.2%} of the sums differ"
+    assert_same_bits(moe(x), (routed + shared).bfloat16(), "one rounding")
+    assert row_errors(moe(x), expected).max() < 2.0**-8
 
 
 @pytest.mark.parametrize(("name", "prompt"), FP8_PROMPTS.items())

@@ -87,6 +87,4 @@ class MoE:
     def shared(self, x: Tensor) -> Tensor:
         """The shared expert's output [n, hidden], the dtype of `x`."""
         gate_up = self.shared_w13(x, self.arithmetic)
-        # With quantised activations the product rounds to FP8; rounding to bf16 first would round twice.
-        dtype = torch.float32 if self.arithmetic.quantize_activations else x.dtype
-        return self.shared_w2(swiglu(gate_up, self.limit, dtype), self.arithmetic, x.dtype)
+        return self.shared_w2(swiglu(gate_up, self.limit, x.dtype), self.arithmetic)
