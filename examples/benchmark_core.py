@@ -2,9 +2,9 @@
 
     python examples/benchmark_core.py [--drafts K] [--steps N]
 
-Each line is one number of running sequences with contexts of about 1,000 tokens in 128-token blocks, n-gram windows of 4 and
-every sampling array; times are medians over the steps, seen from Python. The last column is what a sequence-step
-costs beyond a floor of 20 us.
+Each line is one number of running sequences with contexts of about 1,000 tokens in 128-token blocks, n-gram
+windows of 4 and every sampling array; times are medians over the steps, seen from Python. The last column is
+what a sequence-step costs beyond a floor of 20 us.
 """
 
 from __future__ import annotations
@@ -88,12 +88,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--sequences", type=int, nargs="*", default=[1, 256, 1024, 4096])
     args = parser.parse_args()
-    print(
-        f"{platform.processor() or platform.machine()}, Python {platform.python_version()}, {args.drafts} drafts"
-    )
-    print(
-        f"{'running':>8} {'schedule':>9} {'build':>9} {'commit':>9} {'total us':>9} {'us/sequence beyond 20 us':>25}"
-    )
+    print(f"{platform.machine()}, Python {platform.python_version()}, {args.drafts} drafts")
+    names = ("schedule", "build", "commit", "total us")
+    print(f"{'running':>8} {' '.join(f'{name:>9}' for name in names)}   us/sequence beyond {FLOOR_US:.0f} us")
     for num_seqs in args.sequences:
         parts = measure(num_seqs, args.drafts, args.steps)
         per_sequence = max(0.0, parts["total"] - FLOOR_US) / num_seqs

@@ -1,1 +1,1 @@
-"""Tests of the C++ core: policies by scripted traces, builders against a simple model, invariants by random traces."""
+"""Tests of the C++ core: scripted traces of its policies, closed forms of its inputs, random traces."""

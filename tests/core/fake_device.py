@@ -1,7 +1,8 @@
 """A device without a model: it keeps tokens where a model keeps KV, and draws from what it finds there.
 
-The next token is a hash of the seed and of the prefix *read back through block tables and state slots*, so a wrong
-position, block, slot, window or stale entry changes the outputs. `reference_outputs` computes the same chain directly.
+The next token is a hash of the seed and of the prefix *read back through block tables and state slots*, so a
+wrong position, block, slot, window or stale entry changes the outputs. `reference_outputs` computes the same
+chain directly.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class Running:
 
 
 class FakeDevice:
-    """Runs plans of one engine: `forward` right after schedule, `sample` once the plan before is committed."""
+    """Runs plans of one engine: `forward` after schedule, `sample` once the plan before is committed."""
 
     def __init__(
         self, engine: Any, config: Any, accuracy: int = 6, vocab: np.ndarray | None = None, pad: int = 0
@@ -121,7 +122,7 @@ class FakeDevice:
         positions: np.ndarray,
         ngram: np.ndarray,
     ) -> None:
-        """What a device does for sequences of the step before: ids, lengths and n-gram windows from its own results."""
+        """For sequences of the step before: ids, lengths and n-gram windows from the device's own results."""
         cu = b["cu_seqlens_q"]
         for s, previous in enumerate(b["remap"]):
             if previous < 0:

@@ -209,7 +209,7 @@ def test_spared_sequence_is_served_first():
 
 
 @pytest.mark.parametrize("num_drafts", [0, 4])
-@pytest.mark.parametrize("prompt, outputs", [(1, 56), (8, 49), (24, 33), (50, 7), (56, 1)])
+@pytest.mark.parametrize(("prompt", "outputs"), [(1, 56), (8, 49), (24, 33), (50, 7), (56, 1)])
 def test_one_sequence_may_fill_the_whole_pool(prompt, outputs, num_drafts):
     """7 blocks of 8: 56 tokens have KV, the 57th is never read."""
     engine = make_engine(num_blocks=8, num_draft_tokens=num_drafts, max_model_len=60)

@@ -9,7 +9,7 @@ from tests.core.harness import VOCAB, core, make_config, make_engine, make_param
 
 
 @pytest.mark.parametrize(
-    "changes, message",
+    ("changes", "message"),
     [
         ({"role": core.Role.PROMPT}, "role must be NORMAL"),
         ({"role": core.Role.COMPLETION}, "role must be NORMAL"),
@@ -41,7 +41,7 @@ def test_unknown_fields_are_refused():
 
 
 @pytest.mark.parametrize(
-    "prompt, message",
+    ("prompt", "message"),
     [
         (np.array([], np.int32), "the prompt is empty"),
         (np.array([3, -1], np.int32), "prompt token 1 is -1; ids must be in 0..63"),
@@ -64,7 +64,7 @@ def test_prompts_are_checked(prompt, message):
 
 
 @pytest.mark.parametrize(
-    "fields, message",
+    ("fields", "message"),
     [
         ({"max_tokens": 0}, "max_tokens=0"),
         ({"max_tokens": -2}, "max_tokens=-2"),
@@ -81,7 +81,8 @@ def test_what_can_never_fit_is_refused_with_numbers_that_work():
     engine = make_engine(num_blocks=5, max_model_len=64)  # 32 tokens with KV, a 33rd is never read
     with pytest.raises(
         ValueError,
-        match=r"prompt of 20 tokens with up to 14 outputs needs 5 blocks of 8 tokens, the pool has 4; max_tokens <= 13 or num_blocks >= 6 would work",
+        match=r"prompt of 20 tokens with up to 14 outputs needs 5 blocks of 8 tokens, the pool has 4; "
+        r"max_tokens <= 13 or num_blocks >= 6 would work",
     ):
         engine.add(make_params(max_tokens=14), tokens_of(20))
     seq_id = engine.add(make_params(max_tokens=13), tokens_of(20))

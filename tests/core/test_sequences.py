@@ -185,7 +185,7 @@ def test_unasked_arrays_are_empty():
 
 
 @pytest.mark.parametrize(
-    "results, message",
+    ("results", "message"),
     [
         ({"tokens": np.zeros(2, np.int32)}, "tokens has 2 elements, the plan has 3 output rows"),
         ({"tokens": np.zeros(3, np.int64)}, "tokens must be a C-contiguous numpy array of int32"),

@@ -23,7 +23,7 @@ def add(engine, length: int = 5, **fields) -> int:
 
 
 @pytest.mark.parametrize(
-    "fields, tokens, outputs, reason, stop_token",
+    ("fields", "tokens", "outputs", "reason", "stop_token"),
     [
         ({}, [7, EOS, 8], [7, EOS], STOP, EOS),
         ({}, [EOS], [EOS], STOP, EOS),
@@ -127,7 +127,7 @@ def test_a_fault_in_a_scoring_row_ends_the_sequence():
     assert engine.num_output_tokens(ids[1]) == 1 and engine.has_unfinished
 
 
-@pytest.mark.parametrize("field, value", [("max_tokens", 3), ("min_tokens", 2)])
+@pytest.mark.parametrize(("field", "value"), [("max_tokens", 3), ("min_tokens", 2)])
 def test_limits_count_outputs_across_preemption(field, value):
     engine = make_engine()
     seq_id = add(engine, **{field: value})

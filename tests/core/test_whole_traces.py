@@ -1,7 +1,7 @@
 """Equalities of the whole: whatever is scheduled how, the outputs are those of one sequence alone.
 
-The fake device reads every prefix back through block tables and state slots, so these tests cover builders, pools,
-in-flight accounting and commit together.
+The fake device reads every prefix back through block tables and state slots, so these tests cover builders,
+pools, in-flight accounting and commit together.
 """
 
 from __future__ import annotations
@@ -122,35 +122,35 @@ def test_chunked_equals_whole(seed, budget, is_async):
     check_outputs(loop, ids)
 
 
-def test_aborts_leave_others_alone(seed):
+@pytest.mark.parametrize("is_async", [False, True])
+def test_aborts_leave_others_alone(seed, is_async):
     """Aborts from every queue, in every state of flight: survivors are unharmed and nothing leaks."""
     rng = random.Random(seed)
-    for is_async in (False, True):
-        config = make_config(
-            max_num_seqs=5,
-            max_num_batched_tokens=20,
-            max_model_len=MODEL_LEN,
-            num_blocks=14,
-            num_draft_tokens=3,
-            async_scheduling=is_async,
-        )
-        loop = Loop(config)
-        ids = {loop.add(r.seed, r.prompt, **r.fields): r for r in make_requests(rng, 80)}
+    config = make_config(
+        max_num_seqs=5,
+        max_num_batched_tokens=20,
+        max_model_len=MODEL_LEN,
+        num_blocks=14,
+        num_draft_tokens=3,
+        async_scheduling=is_async,
+    )
+    loop = Loop(config)
+    ids = {loop.add(r.seed, r.prompt, **r.fields): r for r in make_requests(rng, 80)}
 
-        def disturb() -> None:
-            victim = rng.choice(list(ids))
-            if rng.random() < 0.1 and loop.engine.abort(victim):
-                assert loop.engine.finish_reason(victim) == core.FinishReason.ABORT
-                del ids[victim]
-            if rng.random() < 0.1:
-                loop.engine.preempt(rng.choice(list(ids)))
-            loop.engine.check_integrity()
+    def disturb() -> None:
+        victim = rng.choice(list(ids))
+        if rng.random() < 0.1 and loop.engine.abort(victim):
+            assert loop.engine.finish_reason(victim) == core.FinishReason.ABORT
+            del ids[victim]
+        if rng.random() < 0.1:
+            loop.engine.preempt(rng.choice(list(ids)))
+        loop.engine.check_integrity()
 
-        loop.on_scheduled = disturb
-        while loop.step():
-            disturb()
-        assert 0 < len(ids) < 70 and loop.engine.num_preemptions > 0
-        check_outputs(loop, ids)
+    loop.on_scheduled = disturb
+    while loop.step():
+        disturb()
+    assert 0 < len(ids) < 70 and loop.engine.num_preemptions > 0
+    check_outputs(loop, ids)
 
 
 @pytest.mark.parametrize("is_async", [False, True])
