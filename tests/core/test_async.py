@@ -58,7 +58,9 @@ def test_decode_follows_prefill_without_a_drain():
     assert arrays["positions"].tolist() == [5, 9] and arrays["seqlens_k"].tolist() == [6, 10]
     assert arrays["input_ids"].tolist() == [0, 0], "unknown to the host"
     assert arrays["committed_lens"].tolist() == [5, 9]
-    assert arrays["ngram_history"].tolist() == [[6, 5, 4], [10, 9, 8]], "from the last committed token backwards"
+    assert arrays["ngram_history"].tolist() == [[6, 5, 4], [10, 9, 8]], (
+        "from the last committed token backwards"
+    )
     assert (arrays["ngram_ids"] == 0).all()
     with pytest.raises(RuntimeError, match="samples before the step in front of it is committed"):
         engine.sampling_layout(decode)
@@ -107,7 +109,11 @@ def test_lengths_are_the_most_possible_and_surplus_goes_back():
     first = engine.schedule()  # 7 tokens and 4 drafts
     assert first.seqlens_q.tolist() == [5] and first.seqlens_k.tolist() == [11]
     second = engine.schedule()  # up to 12 tokens and 4 drafts
-    assert second.seqlens_q.tolist() == [5] and second.seqlens_k.tolist() == [16] and second.remap.tolist() == [0]
+    assert (
+        second.seqlens_q.tolist() == [5]
+        and second.seqlens_k.tolist() == [16]
+        and second.remap.tolist() == [0]
+    )
     assert len(engine.block_table(seq_id)) == 2
     commit_token(engine, first, token=8, drafts=np.full((1, 4), 9, np.int32))  # all rejected: 8 tokens
     arrays = sampling_inputs(engine, second)
