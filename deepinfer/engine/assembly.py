@@ -6,13 +6,17 @@ at once, when they end.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import time
+from collections import deque
 from collections.abc import Iterable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from deepinfer.checkpoint.detokenizer import Detokenizer
 from deepinfer.engine.intake import Request
 from deepinfer.engine.results import RequestState, ResultReader, SampleState
 from deepinfer.outputs import RequestOutput
@@ -37,7 +41,8 @@ class OutputAssembler:
         self._reader = ResultReader(core, tokenizer)
         self._states: dict[str, RequestState] = {}
         self._owners: dict[int, tuple[RequestState, SampleState]] = {}
-        self._aborted: list[int] = []  # sequences whose end `collect` has not seen
+        self._aborted: deque[int] = deque()  # sequences whose end `collect` has not seen; any thread appends
+        self._is_behind = False  # a step was interrupted: `collect` has to look at every sequence
 
     @property
     def num_requests(self) -> int:
@@ -53,44 +58,51 @@ class OutputAssembler:
         if request.request_id in self._states:
             raise ValueError(f"request id {request.request_id!r} is still running: choose another")
         state = RequestState(request, stream, time.time())
-        params = request.params
-        reads_text = params.detokenize and (stream or bool(params.stop))
+        params = [self._sequence_params(request, index, stream) for index in range(request.params.n)]
+        seq_ids: list[int] = []
         try:
-            for index in range(params.n):
-                seq_id = self._core.add(self._sequence_params(request, index, stream), request.token_ids)
-                text = self._reader.detokenizer(params) if reads_text else None
-                state.samples.append(SampleState(index, seq_id, text))
-        except ValueError:
-            self._forget(state)
+            # One call, so that no interrupt falls between a sequence's start and the keeping of its id.
+            seq_ids.extend(map(self._core.add, params, itertools.repeat(request.token_ids)))
+            for index, seq_id in enumerate(seq_ids):
+                state.samples.append(SampleState(index, seq_id, self._live_detokenizer(state)))
+            self._states[request.request_id] = state
+            self._owners.update((sample.seq_id, (state, sample)) for sample in state.samples)
+        except BaseException:
+            self._states.pop(request.request_id, None)
+            self._forget(seq_ids)
             raise
-        self._states[request.request_id] = state
-        for sample in state.samples:
-            self._owners[sample.seq_id] = (state, sample)
 
     def abort(self, request_id: str) -> bool:
         """End a request; its result, with what it has so far, comes from the next `collect`.
 
+        Any thread may call this.
+
         Returns:
-            False when no such request runs.
+            False when nothing of such a request runs.
         """
         state = self._states.get(request_id)
-        if state is None:
-            return False
-        for sample in state.samples:
-            if sample.output is None and self._core.abort(sample.seq_id):
+        was_running = False
+        for sample in state.samples if state is not None else ():
+            if sample.output is None and self._abort(sample.seq_id):
                 self._aborted.append(sample.seq_id)
-        return True
+                was_running = True
+        return was_running
 
     def drop(self, request_ids: Iterable[str]) -> None:
         """End requests without a result; unknown ids are ignored."""
         for request_id in list(request_ids):
-            state = self._states.pop(request_id, None)
+            state = self._states.get(request_id)
             if state is not None:
-                self._forget(state)
+                self._forget([sample.seq_id for sample in state.samples])
+                self._states.pop(request_id, None)
 
     def drop_all(self) -> None:
         """End every request without a result."""
         self.drop(self._states)
+
+    def note_interruption(self) -> None:
+        """A step ended early: the next `collect` catches up on what it left unread."""
+        self._is_behind = True
 
     def collect(self, ended: np.ndarray, commit: Any = None) -> list[RequestOutput]:
         """Results of a step.
@@ -102,28 +114,31 @@ class OutputAssembler:
         Returns:
             Requests that ended, in no particular order, and streaming requests with new tokens.
         """
-        aborted, self._aborted = self._aborted, []
-        finished = [*aborted, *ended.tolist()]
+        finished = [self._aborted.popleft() for _ in range(len(self._aborted))]
+        finished += ended.tolist()
         touched: dict[str, RequestState] = {}
+        if self._is_behind:
+            finished += self._catch_up()
+        elif commit is not None and commit.text_ids.size:
+            finished += self._read_text(commit, touched)
         if commit is not None:
             finished += commit.finished_ids.tolist()
-            if commit.text_ids.size:
-                finished += self._read_text(commit, set(finished), touched)
         results = []
         for seq_id in finished:
             owner = self._owners.pop(seq_id, None)
             if owner is None:  # dropped, or named twice
                 continue
             state, sample = owner
-            self._reader.end(state, sample)
+            if sample.output is None:
+                self._reader.end(state, sample)
             if all(each.output is not None for each in state.samples):
-                del self._states[state.request.request_id]
                 touched.pop(state.request.request_id, None)
                 results.append(self._reader.result(state))
+                del self._states[state.request.request_id]
         results += [self._reader.result(state) for state in touched.values()]
         return results
 
-    def _read_text(self, commit: Any, finished: set[int], touched: dict[str, RequestState]) -> list[int]:
+    def _read_text(self, commit: Any, touched: dict[str, RequestState]) -> list[int]:
         """Feed new tokens to the detokenizers; returns the sequences that a stop string ended."""
         stopped = []
         offsets = commit.text_offsets
@@ -137,13 +152,51 @@ class OutputAssembler:
             if sample.detokenizer is None:
                 continue
             tokens = commit.text_tokens[offsets[place] : offsets[place + 1]].tolist()
-            ends = seq_id in finished and self._core.stop_token(seq_id) >= 0
-            hit = sample.detokenizer.append(tokens, ends_with_stop_token=ends)
-            if hit is not None:
-                sample.stop_string = hit.stop
-                self._core.stop(seq_id, hit.num_tokens)
+            if self._append_text(sample, sample.detokenizer, tokens):
                 stopped.append(seq_id)
         return stopped
+
+    def _append_text(self, sample: SampleState, text: Detokenizer, tokens: list[int]) -> bool:
+        """Feed a sample's tokens to its detokenizer; True when a stop string ended the sequence."""
+        hit = text.append(tokens, ends_with_stop_token=self._core.stop_token(sample.seq_id) >= 0)
+        if hit is None:
+            return False
+        sample.stop_string = hit.stop
+        self._core.stop(sample.seq_id, hit.num_tokens)
+        return True
+
+    def _catch_up(self) -> list[int]:
+        """Make up for interrupted steps, which may have left any statement undone.
+
+        Texts are read again from their first token.
+
+        Returns:
+            Sequences that have ended.
+        """
+        ended = []
+        for state in self._states.values():
+            self._forget([sample.seq_id for sample in state.samples if sample.output is not None])
+            unread = [sample for sample in state.samples if sample.output is None]
+            for sample in unread:
+                self._owners[sample.seq_id] = (state, sample)
+                sample.detokenizer = self._live_detokenizer(state)
+                if sample.detokenizer is not None:
+                    tokens = self._core.output_token_ids(sample.seq_id).tolist()
+                    self._append_text(sample, sample.detokenizer, tokens)
+                if self._core.status(sample.seq_id) == self._module.SequenceStatus.FINISHED:
+                    ended.append(sample.seq_id)
+            if not unread:  # only the result is missing
+                sample = state.samples[0]
+                self._owners[sample.seq_id] = (state, sample)
+                ended.append(sample.seq_id)
+        self._is_behind = False
+        return ended
+
+    def _live_detokenizer(self, state: RequestState) -> Detokenizer | None:
+        """For a completion whose text is read while it grows; None for the others."""
+        params = state.request.params
+        reads_text = params.detokenize and (state.stream or bool(params.stop))
+        return self._reader.detokenizer(params) if reads_text else None
 
     def _sequence_params(self, request: Request, index: int, stream: bool) -> Any:
         """What the core knows of one completion."""
@@ -175,10 +228,17 @@ class OutputAssembler:
             needs_text=stream or bool(params.stop),
         )
 
-    def _forget(self, state: RequestState) -> None:
-        """Take a request's sequences out of the core."""
-        for sample in state.samples:
-            if sample.output is None:
-                self._core.abort(sample.seq_id)
-                self._core.release(sample.seq_id)
-                self._owners.pop(sample.seq_id, None)
+    def _abort(self, seq_id: int) -> bool:
+        """Whether this call ended the sequence; one that is gone has ended before."""
+        try:
+            return self._core.abort(seq_id)
+        except KeyError:
+            return False
+
+    def _forget(self, seq_ids: Iterable[int]) -> None:
+        """Take sequences out of the core, in whatever state an interrupt left them."""
+        for seq_id in seq_ids:
+            self._abort(seq_id)
+            with contextlib.suppress(KeyError):
+                self._core.release(seq_id)
+            self._owners.pop(seq_id, None)

@@ -161,17 +161,21 @@ class LLMEngine:
             belong to the caller.
         """
         self._check_open()
+        try:
+            return self._step()
+        except BaseException:  # an interrupt or a fault: forget the step, its sequences are recomputed
+            self.core.discard_in_flight()
+            self._assembler.note_interruption()
+            raise
+
+    def _step(self) -> list[RequestOutput]:
         stats, timers = self.stats, self.stats.timers
         with timers.timed("schedule"):
             plan = self.core.schedule()
             ended = self.core.take_ended()[0]
         if plan is None:
             return self._assembler.collect(ended)
-        try:
-            result = self.model_runner.run(plan, timers)
-        except BaseException:  # an interrupt or a fault: forget the step, its sequences are recomputed
-            self.core.discard_in_flight()
-            raise
+        result = self.model_runner.run(plan, timers)
         with timers.timed("commit"):
             commit = self.core.commit(plan, **result.as_arrays())
             stats.add_step(plan, commit.num_tokens, len(commit.finished_ids))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -91,21 +92,28 @@ class ResultReader:
             output.stop_reason = stop_token
         if reason is FinishReason.ERROR:
             output.error = RequestError(*_error(core.error_kind(seq_id).name))
-        if state.prompt_logprobs is None and params.prompt_logprobs is not None:
+        if sample.index == 0 and params.prompt_logprobs is not None:  # the sample that scores the prompt
             state.prompt_logprobs = self._prompt_logprobs(state.request, seq_id)
-        sample.output = output
         sample.metrics = core.metrics(seq_id)
+        sample.output = output
         core.release(seq_id)
 
     def result(self, state: RequestState) -> RequestOutput:
-        """The request's state: ended completions, and running ones as far as they are."""
+        """The request's state: ended completions, and running ones as far as they are.
+
+        Nothing of it is handed out twice: an ended completion of a request that goes on is copied.
+        """
         request = state.request
         finished = all(sample.output is not None for sample in state.samples)
+        ended = [sample.output if finished else copy.deepcopy(sample.output) for sample in state.samples]
         output = RequestOutput(
             request_id=request.request_id,
             prompt=request.text,
             prompt_token_ids=request.token_ids.tolist(),
-            outputs=[sample.output or self._sequence(state, sample) for sample in state.samples],
+            outputs=[
+                output or self._sequence(state, sample)
+                for output, sample in zip(ended, state.samples, strict=True)
+            ],
             finished=finished,
             metrics=self._metrics(state),
         )
