@@ -47,12 +47,16 @@ class InvalidRequestError(ValueError):
         )
 
 
+MAX_COMPLETIONS = 1 << 16  # of one request; each is a sequence of its own from the start
+
+
 @dataclass(frozen=True)
 class Prompt:
     """A prompt as the caller gave it; `token_ids` win over `text` when both are there."""
 
     text: Any
     token_ids: Any
+    unknown: tuple[str, ...] = ()  # keys of a dict that mean nothing
 
     @classmethod
     def of(cls, value: Any) -> Prompt:
@@ -60,7 +64,8 @@ class Prompt:
         if isinstance(value, Prompt):
             return value
         if isinstance(value, dict):
-            return cls(value.get("prompt"), value.get("prompt_token_ids"))
+            unknown = tuple(str(key) for key in value if key not in ("prompt", "prompt_token_ids"))
+            return cls(value.get("prompt"), value.get("prompt_token_ids"), unknown)
         if isinstance(value, str):
             return cls(value, None)
         return cls(None, value)
@@ -120,6 +125,11 @@ class Intake:
         )
 
     def _token_ids(self, prompt: Prompt) -> np.ndarray:
+        if prompt.unknown:
+            raise InvalidRequestError(
+                "invalid_request",
+                f"the prompt has the unknown key {prompt.unknown[0]!r}: use prompt or prompt_token_ids",
+            )
         if prompt.text is not None and not isinstance(prompt.text, str):
             raise InvalidRequestError(
                 "invalid_request", f"the prompt is a {type(prompt.text).__name__}: pass text or token ids"
@@ -131,7 +141,7 @@ class Intake:
                 raise InvalidRequestError(
                     "invalid_request", "a text prompt needs a tokenizer; pass token ids"
                 )
-            ids = np.asarray(self._tokenizer.encode(prompt.text), dtype=np.int64)
+            ids = np.asarray(self._encode(prompt.text), dtype=np.int64)
         else:
             ids = _integers("prompt_token_ids", prompt.token_ids)
         if ids.size == 0:
@@ -139,12 +149,26 @@ class Intake:
         self._check_vocab("prompt_token_ids", ids)
         return ids.astype(np.int32)
 
+    def _encode(self, text: str) -> list[int]:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidRequestError(
+                "invalid_request",
+                f"the prompt is no valid Unicode text: character {error.start} is a lone surrogate",
+            ) from None
+        return self._tokenizer.encode(text)
+
     def _check_params(self, params: SamplingParams | None) -> SamplingParams:
         if params is None:
             params = SamplingParams()
         if not isinstance(params, SamplingParams):
             raise InvalidRequestError(
                 "invalid_request", f"sampling_params is a {type(params).__name__}: pass a SamplingParams"
+            )
+        if params.n > MAX_COMPLETIONS:
+            raise InvalidRequestError(
+                "invalid_request", f"n is {params.n}: a request can have {MAX_COMPLETIONS} completions"
             )
         if params.has_structured_output:
             raise InvalidRequestError(
@@ -176,14 +200,20 @@ class Intake:
 
 def _integers(name: str, values: Any) -> np.ndarray:
     """[n] int64 of a list, tuple, array or tensor of whole numbers."""
-    if hasattr(values, "numpy"):  # a tensor
-        values = values.numpy()
+    if hasattr(values, "detach"):  # a tensor
+        if values.is_floating_point() or values.is_complex():
+            raise InvalidRequestError(
+                "invalid_request", f"{name} is a tensor of {values.dtype}: pass one of integers"
+            )
+        values = values.detach().cpu().numpy()
     if isinstance(values, np.ndarray):
         if values.ndim != 1 or not (np.issubdtype(values.dtype, np.integer) or values.size == 0):
             raise InvalidRequestError(
                 "invalid_request",
                 f"{name} is an array of {values.dtype} with {values.ndim} dimensions: pass one of integers",
             )
+        if values.dtype == np.uint64:  # what int64 cannot hold is out of every vocabulary
+            values = np.minimum(values, np.uint64(2**63 - 1))
         return values.astype(np.int64)
     if not isinstance(values, (list, tuple, range)):
         raise InvalidRequestError(

@@ -127,7 +127,7 @@ class LLMEngine:
         Raises:
             ValueError: the id is in use, or the request can never fit into the cache.
         """
-        self._check_open()
+        self.check_open()
         self._assembler.add(request, stream=stream)
 
     def abort_request(self, request_ids: str | Iterable[str]) -> int:
@@ -160,7 +160,7 @@ class LLMEngine:
             Results of the requests that ended, and the state of streaming requests with new tokens. They
             belong to the caller.
         """
-        self._check_open()
+        self.check_open()
         try:
             return self._step()
         except BaseException:  # an interrupt or a fault: forget the step, its sequences are recomputed
@@ -191,7 +191,8 @@ class LLMEngine:
         self._assembler.drop_all()
         del self.model_runner
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """Raise RuntimeError after `close`."""
         if self._is_closed:
             raise RuntimeError("the engine is closed; make a new one")
 

@@ -44,6 +44,8 @@ class LLM:
         args = EngineArgs.from_kwargs(model=model, tokenizer=tokenizer, **kwargs)
         self.llm_engine = LLMEngine.from_engine_args(args, settings)
         self._request_ids = itertools.count()
+        self._awaited: set[str] = set()  # requests of the calls that are under way
+        self._arrived: dict[str, RequestOutput] = {}  # their results, until their call takes them
 
     def generate(
         self,
@@ -94,7 +96,8 @@ class LLM:
     ) -> Iterator[tuple[int, RequestOutput]]:
         """Like `generate`, but yields (row, `RequestOutput`) as requests finish.
 
-        All prompts are checked before the first result. Closing the iterator early ends the rest.
+        All prompts are checked before the first result. Closing the iterator early ends the rest. Other calls
+        may run between two results; they run this one's requests along with their own.
         """
         rows, params = self._rows(prompts, sampling_params, prompt_token_ids)
         return self._run(rows, params, use_tqdm, on_error)
@@ -137,6 +140,7 @@ class LLM:
         self.llm_engine.close()
 
     def __enter__(self) -> LLM:
+        self.llm_engine.check_open()
         return self
 
     def __exit__(
@@ -148,11 +152,15 @@ class LLM:
         self, prompts: Any, sampling_params: Any, prompt_token_ids: Any
     ) -> tuple[list[Prompt], list[SamplingParams]]:
         """The call's prompts and parameters, one per row."""
+        self.llm_engine.check_open()
         rows = _as_prompts(prompts, prompt_token_ids)
         if sampling_params is None:
             sampling_params = SamplingParams()
         if isinstance(sampling_params, SamplingParams):
             return rows, [sampling_params] * len(rows)
+        if not isinstance(sampling_params, Sequence) or isinstance(sampling_params, (str, bytes)):
+            given = type(sampling_params).__name__
+            raise ValueError(f"sampling_params must be a SamplingParams or a list of them, got {given}")
         params = list(sampling_params)
         if len(params) != len(rows):
             raise ValueError(
@@ -189,23 +197,39 @@ class LLM:
                     yield row, item
                 else:
                     row_of[item.request_id] = row
+                    self._awaited.add(item.request_id)
                     engine.submit(item)
             while row_of:
-                ended = [
-                    output for output in engine.step() if output.finished and output.request_id in row_of
-                ]
-                progress.add(ended)
-                for output in ended:
+                ended = [name for name in self._arrived if name in row_of]
+                if not ended:
+                    self._step()
+                    continue
+                outputs = [self._arrived.pop(name) for name in ended]
+                progress.add(outputs)
+                for output in outputs:
                     yield row_of.pop(output.request_id), output
         finally:  # an interrupt, or a caller who stops iterating, must not leave requests behind
             engine.drop_request(row_of)
+            self._awaited.difference_update(request_id for request_id in row_of)
+            for request_id in row_of:
+                self._arrived.pop(request_id, None)
             progress.close()
+
+    def _step(self) -> None:
+        """One step of the engine; results go to the calls that await them."""
+        for output in self.llm_engine.step():
+            if output.finished and output.request_id in self._awaited:
+                self._awaited.discard(output.request_id)
+                self._arrived[output.request_id] = output
 
 
 def _as_prompts(prompts: Any, prompt_token_ids: Any) -> list[Prompt]:
     """The rows of a call, whatever the spelling."""
     if prompts is None and prompt_token_ids is None:
         raise ValueError("pass prompts or prompt_token_ids")
+    for name, value in (("prompts", prompts), ("prompt_token_ids", prompt_token_ids)):
+        if not (value is None or isinstance(value, dict) or _is_sequence(value)):
+            raise ValueError(f"{name} must be one prompt or a list of prompts, got {type(value).__name__}")
     if _is_single(prompts):
         prompts = [prompts]
     if prompt_token_ids is not None and len(prompt_token_ids) and _is_single(prompt_token_ids):
@@ -220,6 +244,13 @@ def _as_prompts(prompts: Any, prompt_token_ids: Any) -> list[Prompt]:
             f"{len(rows)} prompts but {len(prompt_token_ids)} prompt_token_ids: lengths must match"
         )
     return [Prompt(row.text, ids) for row, ids in zip(rows, prompt_token_ids, strict=True)]
+
+
+def _is_sequence(value: Any) -> bool:
+    """Whether a value has a length and can be indexed: a list, a string, an array."""
+    if getattr(value, "ndim", 1) == 0:
+        return False
+    return hasattr(value, "__len__") and hasattr(value, "__getitem__")
 
 
 def _is_single(value: Any) -> bool:
