@@ -6,7 +6,7 @@ depend on its sequence alone, never on its batch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -85,9 +85,9 @@ class DeepseekV41Model:
     """The backbone with its weights, on one device.
 
     Attributes:
+        counters: rows computed in each layer.
         skip_rows: leave out rows of decoder layers that no later token reads (see needed_rows.py). The values
             of the others are the same either way; False is for tests.
-        counters: rows computed in each layer.
     """
 
     config: DeepseekV41Config
@@ -99,8 +99,8 @@ class DeepseekV41Model:
     head: Linear
     rotary: RotaryTables
     hasher: EngramHasher | None
+    counters: RowCounters
     skip_rows: bool = True
-    counters: RowCounters = field(default_factory=lambda: RowCounters([], []))
 
     @classmethod
     def load(cls, weights: Weights, config: DeepseekV41Config, arithmetic: Arithmetic) -> DeepseekV41Model:
@@ -136,7 +136,7 @@ class DeepseekV41Model:
         tap = FeatureTap(self.config.dspark_target_layer_ids if want_features else ())
         selection = None
         for layer in self.layers:
-            mine = table_rows[layer.table].index_select(0, rows.index) if layer.engram else None
+            mine = None if layer.engram is None else table_rows[layer.table].index_select(0, rows.index)
             x, streams = layer.enter(streams, mine)
             layer.attention.store_entries(x, rows, caches)
             if layer.layer_id == self.spec.first_decoder_layer:
