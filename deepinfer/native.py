@@ -124,6 +124,8 @@ def _find(name: str) -> Path:
                 "run ./build.sh in this environment"
             )
         raise NativeBuildError(f"native module {name} is not built; run ./build.sh")
+    if is_stale(name, path):
+        raise NativeBuildError(f"native module {name} is older than its sources in csrc/; run ./build.sh")
     return path
 
 
