@@ -1,0 +1,195 @@
+/// Random traces on the core without Python, to be run under AddressSanitizer and UBSan.
+///
+///     random_trace [operations per trace]
+///
+/// Every operation is followed by `check_integrity`; the program fails on the first broken invariant. Buffers have
+/// exactly the size that the layout asks for, so a builder that writes too far is seen.
+#include <cstdio>
+#include <cstdlib>
+#include <deque>
+#include <memory>
+#include <random>
+#include <vector>
+
+#include "../../../csrc/core/check.hpp"
+#include "../../../csrc/core/engine_core.hpp"
+
+namespace {
+
+using namespace deepinfer;
+
+constexpr int32_t kVocab = 64;
+
+/// One engine under random operations.
+class Trace {
+public:
+    Trace(const CoreConfig& config, uint32_t seed) : config_(config), core_(config), random_(seed) {
+        std::vector<int32_t> map(kVocab);
+        for (int32_t& id : map) id = below(1000);
+        core_.set_compressed_vocab(map, 3);
+    }
+
+    void operate() {
+        const int32_t choice = below(100);
+        if (choice < 12 && live_.size() < 30) {
+            add();
+        } else if (choice < 15 && !live_.empty()) {
+            core_.abort(pick());
+        } else if (choice < 19 && !live_.empty()) {
+            core_.preempt(pick());
+        } else if (choice < 20 && !live_.empty()) {
+            const int64_t id = pick();
+            const int32_t outputs = core_.read(id, [](const Sequence& sequence) { return sequence.num_kept_outputs(); });
+            core_.stop(id, below(outputs + 1), FinishReason::kStop);
+        } else if (choice < 21) {
+            core_.discard_in_flight();
+            plans_.clear();
+        } else if (choice < 26) {
+            sweep();
+        } else if (choice < 60) {
+            commit();
+        } else {
+            schedule();
+        }
+        core_.check_integrity();
+    }
+
+    void finish() {
+        while (!plans_.empty() || core_.counts().num_running + core_.counts().num_waiting > 0) {
+            if (plans_.empty()) {
+                schedule();
+                DI_CHECK(!plans_.empty(), "an idle engine has work that it does not schedule");
+            } else {
+                commit();
+            }
+            core_.check_integrity();
+        }
+        sweep();
+        DI_CHECK(core_.counts().num_free_blocks == config_.num_blocks - 1, "blocks are missing");
+        DI_CHECK(core_.counts().num_free_slots == config_.num_state_slots - 1, "slots are missing");
+    }
+
+    int64_t num_commits() const { return num_commits_; }
+
+private:
+    int32_t below(int32_t bound) { return static_cast<int32_t>(random_() % static_cast<uint32_t>(bound)); }
+    int64_t pick() { return live_[static_cast<size_t>(below(static_cast<int32_t>(live_.size())))]; }
+
+    void add() {
+        SequenceParams params;
+        params.max_tokens = below(4) == 0 ? -1 : 1 + below(40);
+        params.min_tokens = below(3);
+        params.eos_token_id = 1;
+        params.stop_token_ids.assign(static_cast<size_t>(below(2)), 5);
+        params.presence = below(3) == 0 ? 0.5f : 0.0f;
+        params.repetition = below(3) == 0 ? 1.5f : 1.0f;
+        params.bias_tokens.assign(static_cast<size_t>(below(2)), 9);
+        params.bias_values.assign(params.bias_tokens.size(), 1.0f);
+        if (below(4) == 0) params.allowed_token_ids = {2, 3, 4};
+        if (below(4) == 0) params.golden_token_ids = {7, -1, 8};
+        params.num_logprobs = below(4) - 1;
+        params.num_prompt_logprobs = below(3) - 1;
+        params.needs_text = below(2) == 0;
+        std::vector<int32_t> prompt(static_cast<size_t>(1 + below(config_.max_model_len - 1)));
+        for (int32_t& id : prompt) id = below(kVocab + 2);  // the last two are image tokens
+        live_.push_back(core_.add(std::move(params), prompt));
+    }
+
+    void schedule() {
+        if (plans_.size() == (config_.async_scheduling ? 2u : 1u)) commit();
+        std::shared_ptr<StepPlan> plan = core_.schedule(std::nullopt);
+        core_.take_ended();
+        if (!plan) return;
+        std::vector<std::byte> buffer(static_cast<size_t>(core_.batch_layout(*plan).num_bytes));
+        core_.fill_batch(*plan, buffer);
+        plans_.push_back(std::move(plan));
+    }
+
+    void commit() {
+        if (plans_.empty()) return;
+        const std::shared_ptr<StepPlan> plan = plans_.front();
+        plans_.pop_front();
+        std::vector<std::byte> buffer(static_cast<size_t>(core_.sampling_layout(*plan).num_bytes));
+        core_.fill_sampling(*plan, buffer);
+        const size_t rows = static_cast<size_t>(plan->num_outputs);
+        const size_t width = static_cast<size_t>(std::max(0, plan->max_num_logprobs));
+        std::vector<int32_t> tokens(rows), emitted, top_ids(rows * width, 4);
+        std::vector<float> logprobs(rows, -1.0f), top_logprobs(rows * width, -2.0f);
+        std::vector<uint8_t> faults(rows, 0);
+        for (int32_t& token : tokens) token = below(kVocab);
+        for (uint8_t& fault : faults) fault = below(300) == 0 ? 1 : 0;
+        for (const PlanSequence& entry : plan->sequences) emitted.push_back(1 + below(std::max(1, entry.num_samples)));
+        std::vector<int32_t> drafts(plan->sequences.size() * static_cast<size_t>(config_.num_draft_tokens));
+        for (int32_t& draft : drafts) draft = below(kVocab + 4) < 4 ? -1 : below(kVocab);
+        StepOutcome outcome;
+        outcome.tokens = tokens;
+        outcome.num_emitted = emitted;
+        outcome.logprobs = logprobs;
+        outcome.top_ids = top_ids;
+        outcome.top_logprobs = top_logprobs;
+        outcome.top_width = static_cast<int32_t>(width);
+        outcome.faults = faults;
+        outcome.drafts = drafts;
+        outcome.draft_width = config_.num_draft_tokens;
+        core_.commit(*plan, outcome);
+        ++num_commits_;
+    }
+
+    void sweep() {
+        std::erase_if(live_, [&](int64_t id) {
+            const bool is_finished = core_.read(id, [](const Sequence& sequence) { return sequence.is_finished(); });
+            if (is_finished) core_.release(id);
+            return is_finished;
+        });
+    }
+
+    CoreConfig config_;
+    EngineCore core_;
+    std::mt19937 random_;
+    std::deque<std::shared_ptr<StepPlan>> plans_;
+    std::vector<int64_t> live_;
+    int64_t num_commits_ = 0;
+};
+
+CoreConfig make_config(bool is_async, int32_t num_drafts, int32_t num_blocks, bool stops_preempted) {
+    CoreConfig config;
+    config.max_num_seqs = 6;
+    config.max_num_batched_tokens = 48;
+    config.max_model_len = 64;
+    config.vocab_size = kVocab;
+    config.block_size = 8;
+    config.num_blocks = num_blocks;
+    config.num_state_slots = 8;
+    config.max_prefill_tflops = 1e-9;
+    config.attention_terms = {{3.0, 1, 0, 16}, {2.0, 2, 0, 9}};
+    config.num_draft_tokens = num_drafts;
+    config.async_scheduling = is_async;
+    config.stop_preempted_request = stops_preempted;
+    config.max_ngram = 4;
+    config.image_token_begin = kVocab;
+    config.image_token_end = kVocab + 2;
+    return config;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    const int num_operations = argc > 1 ? std::atoi(argv[1]) : 10000;
+    int64_t num_commits = 0;
+    uint32_t seed = 1;
+    for (const bool is_async : {false, true}) {
+        for (const int32_t num_drafts : {0, 5}) {
+            for (const int32_t num_blocks : {9, 40}) {
+                for (const bool stops_preempted : {false, true}) {
+                    Trace trace(make_config(is_async, num_drafts, num_blocks, stops_preempted), seed++);
+                    for (int i = 0; i < num_operations; ++i) trace.operate();
+                    trace.finish();
+                    num_commits += trace.num_commits();
+                }
+            }
+        }
+    }
+    std::printf("16 traces of %d operations, %lld commits: every invariant holds\n", num_operations,
+                static_cast<long long>(num_commits));
+    return num_commits > 0 ? 0 : 1;
+}
