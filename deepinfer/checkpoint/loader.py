@@ -15,7 +15,7 @@ from deepinfer.models.registry import ModelFamily, model_family
 if TYPE_CHECKING:
     from deepinfer.checkpoint.tokenizer import Tokenizer
     from deepinfer.config import Arithmetic
-    from deepinfer.models.base import Model
+    from deepinfer.models.base import Drafter, Model
 
 _HUB_FILES = ["*.safetensors", "*.safetensors.index.json", "config.json", "generation_config.json"]
 _HUB_TOKENIZER_FILES = ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"]
@@ -91,10 +91,11 @@ def load_model(
     checkpoint: Checkpoint,
     arithmetic: Arithmetic,
     *,
+    with_drafter: bool = False,
     use_tqdm: bool = True,
     sha256: Mapping[str, str] | str | Path | None = None,
-) -> Model:
-    """Prove every tensor of a checkpoint and build its model.
+) -> tuple[Model, Drafter | None]:
+    """Prove every tensor of a checkpoint and build its model, and its built-in drafter when it is wanted.
 
     Headers are proved before the first byte of data is read, values while the data streams by. Beside the
     weights themselves only slices of `reader.CHUNK_BYTES` are held. Tensors that the model does not read are
@@ -103,14 +104,24 @@ def load_model(
     Args:
         checkpoint: from `open_checkpoint`.
         arithmetic: how the model computes.
+        with_drafter: load the drafter as well; without it its tensors are checked and dropped.
         use_tqdm: draw a progress bar on stderr.
         sha256: digests of the files, as `CheckpointReader.verify_sha256` takes them; None for no such check.
 
+    Returns:
+        the model; the drafter, None when it was not asked for.
+
     Raises:
-        CheckpointError: names the tensor and the file at fault.
+        CheckpointError: names the tensor and the file at fault; or a drafter is wanted and there is none.
     """
     from tqdm import tqdm
 
+    if with_drafter and checkpoint.family.spec(checkpoint.config).draft_block_size == 0:
+        raise CheckpointError(
+            "has no drafter, so there are no draft tokens to be had: set DEEPINFER_USE_NEXTN_DECODE=0, or "
+            "give a checkpoint with drafter layers (num_nextn_predict_layers > 0)",
+            file=str(checkpoint.path),
+        )
     with CheckpointReader(checkpoint.path) as reader:
         checkpoint.family.verify(reader, checkpoint.config)
         if sha256 is not None:
@@ -120,8 +131,11 @@ def load_model(
         with bar:
             weights = checkpoint.family.weights(reader, bar.update)
             model = checkpoint.family.load(weights, checkpoint.config, arithmetic)
+            drafter = None
+            if with_drafter:
+                drafter = checkpoint.family.load_drafter(weights, checkpoint.config, arithmetic, model)
             weights.check_unread()
-    return model
+    return model, drafter
 
 
 def load_tokenizer(

@@ -42,7 +42,7 @@ class LLMEngine:
         config = checkpoint.config
         self.tokenizer = load_tokenizer(checkpoint, args.tokenizer, args.tokenizer_revision or args.revision)
         arithmetic = args.resolve_arithmetic(settings)
-        model = load_model(checkpoint, arithmetic, use_tqdm=sys.stderr.isatty())
+        model, _ = load_model(checkpoint, arithmetic, use_tqdm=sys.stderr.isatty())
         spec = model.spec
         num_drafts = 0
         self.scheduler_config = args.resolve_scheduler(config.max_position_embeddings, num_drafts)

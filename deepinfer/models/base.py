@@ -1,10 +1,11 @@
-"""What a model offers the engine: the caches it needs and the three calls of a step.
+"""What a model offers the engine: the caches it needs, the calls of a step, and those of its drafter.
 
 `runtime` and the C++ core build from a `ModelSpec` and never ask which model it describes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -83,3 +84,49 @@ class Model(Protocol):
 
     def compute_logits(self, hidden_states: Tensor) -> Tensor:
         """[rows, hidden] -> float32 [rows, vocab]."""
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """Drafts of n sequences.
+
+    Attributes:
+        tokens: [n, k] int32.
+        confidence_logits: [n, k] float32: the sigmoid, after a division by the calibrated temperature,
+            estimates the probability that a draft is accepted if those before it are.
+    """
+
+    tokens: Tensor
+    confidence_logits: Tensor
+
+
+class Drafter(Protocol):
+    """The calls of a model's built-in drafter, on the same device and caches.
+
+    A sequence's drafts depend on that sequence alone, bit for bit, and on nothing that verification rejected.
+    """
+
+    block_size: int  # most drafts of a proposal
+
+    def store_context(self, features: Tensor, feature_rows: Tensor, batch: Batch, caches: Caches) -> None:
+        """Take in what the forward of `batch` handed out (`ForwardOutput`); needed after every forward."""
+
+    def propose(
+        self,
+        anchors: Tensor,
+        positions: Tensor,
+        state_slots: Tensor,
+        caches: Caches,
+        choose: Callable[[int, Tensor], Tensor],
+        num_drafts: int,
+    ) -> Proposal:
+        """Draft the `num_drafts` (1 ... block_size) tokens behind the newest token of n sequences.
+
+        Args:
+            anchors: [n] int32 newest token of each sequence, sampled and not yet run.
+            positions: [n] int32 of the anchors.
+            state_slots: [n] int32.
+            caches: the pools.
+            choose: (draft number, logits float32 [n, vocab], its to change) -> [n] int32 tokens.
+            num_drafts: calls of `choose`, in ascending order.
+        """

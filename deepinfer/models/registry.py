@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from deepinfer.checkpoint.errors import ConfigError
+from deepinfer.models.base import ModelSpec
 
 
 @dataclass(frozen=True)
@@ -18,13 +19,17 @@ class ModelFamily:
         read_config: content of `config.json` -> the typed, proved configuration.
         verify: (reader, config) proves names, shapes and dtypes of all tensors.
         weights: (reader, on_read) -> what modules load from.
+        spec: typed configuration -> `ModelSpec`.
         load: (weights, config, arithmetic) -> the model.
+        load_drafter: (weights, config, arithmetic, model) -> its built-in drafter, where the spec has one.
     """
 
     read_config: Callable[[Mapping[str, Any]], Any]
     verify: Callable[[Any, Any], None]
     weights: Callable[..., Any]
+    spec: Callable[[Any], ModelSpec]
     load: Callable[..., Any]
+    load_drafter: Callable[..., Any]
 
 
 _PACKAGES = {"DeepseekV41ForCausalLM": ("deepinfer.models.deepseek_v41", "DeepseekV41")}
@@ -48,5 +53,7 @@ def model_family(config: Mapping[str, Any]) -> ModelFamily:
         read_config=member("config", f"{prefix}Config").from_dict,
         verify=member("tensors", "verify"),
         weights=member("weights", "Weights"),
-        load=lambda *args, **kwargs: member("model", f"{prefix}Model").load(*args, **kwargs),
+        spec=member("spec", "model_spec"),
+        load=lambda *args: member("model", f"{prefix}Model").load(*args),
+        load_drafter=lambda *args: member("dspark", "Drafter").load(*args),
     )

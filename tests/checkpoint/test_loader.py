@@ -12,7 +12,10 @@ from deepinfer.checkpoint.errors import CheckpointError, ConfigError
 from deepinfer.checkpoint.loader import load_model, load_tokenizer, open_checkpoint, resolve_model
 from deepinfer.checkpoint.reader import CHUNK_BYTES, CheckpointReader
 from deepinfer.config import ARITHMETICS
+from deepinfer.models.deepseek_v41.dspark import Drafter
+from deepinfer.models.deepseek_v41.model import DeepseekV41Model
 from deepinfer.models.deepseek_v41.weights import Weights
+from tests.checkpoint.configs import edited
 from tests.checkpoint.micro import CONFIG, Entry, micro_files, write
 from tests.support.paths import TINY_QUANT, V41_TINY
 from tests.support.process import run_python
@@ -91,9 +94,45 @@ def test_unsupported_config_is_refused_before_any_tensor(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("arithmetic", sorted(ARITHMETICS))
 def test_models_load_in_every_arithmetic(golden_model, arithmetic: str) -> None:
-    model = load_model(open_checkpoint(golden_model.checkpoint), ARITHMETICS[arithmetic], use_tqdm=False)
+    checkpoint = open_checkpoint(golden_model.checkpoint)
+    model, drafter = load_model(checkpoint, ARITHMETICS[arithmetic], use_tqdm=False)
+    assert drafter is None
     assert model.spec.vocab_size == 4096
     assert model.spec.num_layers == 8
+
+
+def test_drafter_on_demand(golden_model) -> None:
+    """The drafter shares embedding and head with the backbone."""
+    checkpoint = open_checkpoint(golden_model.checkpoint)
+    model, drafter = load_model(checkpoint, ARITHMETICS["float32"], with_drafter=True, use_tqdm=False)
+    assert drafter.block_size == model.spec.draft_block_size == 5
+    assert drafter.embed is model.embed and drafter.head is model.head
+
+
+def test_backbone_and_drafter_read_everything() -> None:
+    """No tensor of a checkpoint without vision is left over."""
+    config = open_checkpoint(V41_TINY).config
+    with CheckpointReader(V41_TINY) as reader:
+        counted: list[int] = []
+        weights = Weights(reader, counted.append)
+        model = DeepseekV41Model.load(weights, config, ARITHMETICS["float32"])
+        without_drafter = len(counted)
+        Drafter.load(weights, config, ARITHMETICS["float32"], model)
+    assert without_drafter < len(counted) == 1210
+
+
+def test_no_drafter_to_load(tmp_path: Path) -> None:
+    """Asked for a drafter that the checkpoint does not have: an error before any tensor is read."""
+    config = edited(CONFIG, text_config__num_nextn_predict_layers=0, text_config__compress_ratios=[0, 2, 1])
+    files = micro_files(config)
+    checkpoint = open_checkpoint(write(tmp_path, files, config=config))
+    model, drafter = load_model(checkpoint, ARITHMETICS["float32"], use_tqdm=False)
+    assert model.spec.draft_block_size == 0 and drafter is None
+    for file in files:
+        (tmp_path / file).unlink()
+    with pytest.raises(CheckpointError, match=r"has no drafter.*DEEPINFER_USE_NEXTN_DECODE=0") as error:
+        load_model(checkpoint, ARITHMETICS["float32"], with_drafter=True, use_tqdm=False)
+    assert str(tmp_path) in str(error.value)
 
 
 def test_progress_reaches_every_byte() -> None:
@@ -130,6 +169,8 @@ import os, sys
 import torch
 import deepinfer.checkpoint.reader as reader_module
 from deepinfer.checkpoint.reader import CHUNK_BYTES, CheckpointReader
+from deepinfer.models.deepseek_v41.dspark import Drafter
+from deepinfer.models.deepseek_v41.model import DeepseekV41Model
 from deepinfer.models.deepseek_v41.weights import Weights
 
 torch.set_num_threads(1)

@@ -26,6 +26,8 @@ from deepinfer.runtime.caches import Caches
 from tilelang_ops.kv_cache import copy_records, store_main, store_window
 from tilelang_ops.projection import rotate
 
+Rotation = tuple[Tensor, Tensor]  # cosines and sines, float32 [n, rotary width / 2] each
+
 
 @dataclass(frozen=True)
 class WindowKeys:
@@ -156,13 +158,14 @@ class Attention:
 
     def store_window_values(self, kv: Tensor, rows: RowSet, caches: Caches) -> WindowKeys:
         """Rotate normed KV vectors [n, width] in place, quantise and store them; see `store_window`."""
-        rotate(kv, *rows.rotation(self.yarn))
+        rotation = rows.rotation(self.yarn)
         rings = caches.window(self.layer_id)
         ring = rings.shape[1]
-        caches.counters.window_records_written += rows.num_rows
         if not rows.batch.is_prefill:
-            store_window(kv, rings, rows.ring_index(ring))
+            self.store_in_rings(kv, rotation, rows.ring_index(ring), caches)
             return WindowKeys(rings, rows, ring)
+        rotate(kv, *rotation)
+        caches.counters.window_records_written += rows.num_rows
         num_records = rows.batch.num_seqs * (self.window - 1) + rows.num_rows
         line = rings.new_empty(1, num_records, rings.shape[2])
         sources, targets = rows.history_index(self.window, ring)
@@ -171,6 +174,19 @@ class Attention:
         store_window(kv, line, places)
         copy_records(line, places, rings, rows.ring_index(ring))
         return WindowKeys(line, rows, ring=0)
+
+    def store_in_rings(self, kv: Tensor, rotation: Rotation, records: Tensor, caches: Caches) -> None:
+        """Rotate normed KV vectors in place, quantise and write them to the rings of the state slots.
+
+        Args:
+            kv: [n, width], contiguous.
+            rotation: cosines and sines at the vectors' positions.
+            records: [n] int64 record numbers, slot * ring + place in the ring; -1 writes nothing.
+            caches: the pools.
+        """
+        rotate(kv, *rotation)
+        caches.counters.window_records_written += kv.shape[0]
+        store_window(kv, caches.window(self.layer_id), records)
 
     def forward(
         self, x: Tensor, rows: RowSet, keys: WindowKeys, caches: Caches, selection: Selection | None
@@ -191,28 +207,58 @@ class Attention:
         query_latent = self.q_norm(self.wq_a(x, self.arithmetic))
         if self.indexer is not None:
             selection = self.indexer.select(x, query_latent, rows, caches, selection)
-        q = self.wq_b(query_latent, self.arithmetic).unflatten(1, (self.num_heads, -1))
-        cos, sin = rows.rotation(self.yarn)
-        rotate(q, cos, sin)
         main, slots = None, None
         if self.source is not None:
             assert selection is not None, f"layer {self.layer_id} needs the selection of a layer below"
             main, slots = caches.main(self.source), selection.slots
+        index = keys.index(rows, self.window)
+        self._count(keys.pool, index, main, slots, caches)
+        return self._attend(query_latent, rows.rotation(self.yarn), keys.pool, index, main, slots), selection
+
+    def forward_in_rings(self, x: Tensor, rotation: Rotation, index: Tensor, caches: Caches) -> Tensor:
+        """Attend over listed records of the rings and nothing else, in a window-only layer.
+
+        Args:
+            x: [n, hidden] normalised input of the layer.
+            rotation: cosines and sines at the queries' positions.
+            index: [n, w] int32 record numbers of each query's keys, -1 for none.
+            caches: the pools.
+
+        Returns:
+            [n, hidden] of x's dtype.
+        """
+        assert self.source is None and self.indexer is None, f"{self.layer_id=} reads compressed entries"
+        rings = caches.window(self.layer_id)
+        self._count(rings, index, None, None, caches)
+        query_latent = self.q_norm(self.wq_a(x, self.arithmetic))
+        return self._attend(query_latent, rotation, rings, index, None, None)
+
+    def _attend(
+        self,
+        query_latent: Tensor,
+        rotation: Rotation,
+        window: Tensor,
+        window_index: Tensor,
+        main: Tensor | None,
+        main_index: Tensor | None,
+    ) -> Tensor:
+        """Queries from their latents [n, query rank], attention, output projection; [n, hidden]."""
+        q = self.wq_b(query_latent, self.arithmetic).unflatten(1, (self.num_heads, -1))
+        rotate(q, *rotation)
         scale = q.shape[2] ** -0.5
-        out = sparse_attention(q, keys.pool, keys.index(rows, self.window), main, slots, self.sink, scale)
-        self._count(rows.num_rows, keys.pool, main, slots, caches)
-        rotate(out, cos, sin, inverse=True)
+        out = sparse_attention(q, window, window_index, main, main_index, self.sink, scale)
+        rotate(out, *rotation, inverse=True)
         by_group = out.flatten(1).unflatten(1, (self.num_groups, -1))
         latent = self.wo_a.by_group(by_group, self.arithmetic).flatten(1)
-        return self.wo_b(latent, self.arithmetic), selection
+        return self.wo_b(latent, self.arithmetic)
 
     def _count(
-        self, num_rows: int, window: Tensor, main: Tensor | None, slots: Tensor | None, caches: Caches
+        self, window: Tensor, index: Tensor, main: Tensor | None, slots: Tensor | None, caches: Caches
     ) -> None:
         counters = caches.counters
-        counters.query_rows += num_rows
-        counters.window_records_read += num_rows * self.window
-        counters.bytes_read += num_rows * self.window * window.shape[2] * window.element_size()
+        counters.query_rows += index.shape[0]
+        counters.window_records_read += index.numel()
+        counters.bytes_read += index.numel() * window.shape[2] * window.element_size()
         if main is not None and slots is not None:
             counters.main_records_read += slots.numel()
             counters.bytes_read += slots.numel() * main.shape[2] * main.element_size()

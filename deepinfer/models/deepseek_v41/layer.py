@@ -1,4 +1,7 @@
-"""One backbone layer: Engram where it has one, attention and experts, each behind its mixing site."""
+"""One layer: Engram where it has one, attention and experts, each behind its mixing site.
+
+Backbone and drafter are made of the same layers; the drafter's have no Engram and fewer experts.
+"""
 
 from __future__ import annotations
 
@@ -40,8 +43,9 @@ class Layer:
     def load(
         cls, weights: Weights, layer_id: int, config: DeepseekV41Config, arithmetic: Arithmetic
     ) -> Layer:
-        """Read backbone layer `layer_id`."""
-        prefix = f"layers.{layer_id}"
+        """Read layer `layer_id`; the drafter's layers follow the backbone's."""
+        is_draft = layer_id in config.draft_layer_ids
+        prefix = f"mtp.{layer_id - config.num_hidden_layers}" if is_draft else f"layers.{layer_id}"
         has_engram = layer_id in config.engram_layer_ids
         return cls(
             layer_id=layer_id,
@@ -55,8 +59,8 @@ class Layer:
                 f"{prefix}.ffn",
                 config,
                 arithmetic,
-                num_experts=config.n_routed_experts,
-                num_selected=config.num_experts_per_tok,
+                num_experts=config.dspark_n_routed_experts if is_draft else config.n_routed_experts,
+                num_selected=config.dspark_num_experts_per_tok if is_draft else config.num_experts_per_tok,
             ),
             engram=Engram.load(weights, f"{prefix}.engram", config, arithmetic) if has_engram else None,
             table=config.engram_layer_ids.index(layer_id) if has_engram else -1,

@@ -1,0 +1,213 @@
+"""The DSpark drafter of DeepSeek-V4.1: proposes a block of tokens in one pass, behind the backbone.
+
+Its stages are window-only layers. What they know of a sequence is their own window KV, made from features of
+the backbone (`store_context`). A block is the anchor, the token chosen last, and noise tokens behind it:
+
+    position          a - window ... a - 1      a        a + 1 ... a + block - 1
+    record            context                   anchor   noise
+    row a + i         sees every record above, those behind it included, and drafts the token of a + i + 1
+
+The stages run once for the whole block (`run_block`). A first-order Markov head then corrects the logits of
+one draft after the other by the token before it, which is the only sequential part (`propose`). Choosing a
+token, verification and how many drafts are worth verifying belong to others.
+
+The records of a block lie where verification, or the next block, writes before anyone reads them as context.
+A ring thus holds `window + block_size` records at least: the engine gives it `max_backtracking =
+max(num_drafts, block_size) + 1`, the whole block being computed however few of its drafts are used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from deepinfer.config import Arithmetic
+from deepinfer.layers.embedding import Embedding
+from deepinfer.layers.linear import Linear
+from deepinfer.layers.norm import RMSNorm
+from deepinfer.layers.rotary import RotaryTable
+from deepinfer.models.base import Proposal
+from deepinfer.models.deepseek_v41.config import DeepseekV41Config
+from deepinfer.models.deepseek_v41.hyper_connection import Streams
+from deepinfer.models.deepseek_v41.layer import Layer
+from deepinfer.models.deepseek_v41.model import DeepseekV41Model
+from deepinfer.models.deepseek_v41.weights import Weights
+from deepinfer.runtime.batch import Batch
+from deepinfer.runtime.caches import Caches
+from tilelang_ops.common.formulas import ring_slot
+from tilelang_ops.kv_index import window_index
+
+
+@dataclass(frozen=True)
+class Drafter:
+    """The drafter with its weights, on one device. Embedding, head and rotary table are the backbone's.
+
+    Attributes:
+        block_size: drafts of a block.
+        window: context positions that a block sees.
+        num_streams: residual streams of a row.
+        noise_token_id: fills the block behind the anchor.
+        main_proj: [hidden, targets * hidden] and
+        main_norm: make the stages' input from features.
+        stages: window-only layers; each owns a window ring.
+        norm: before the head.
+        markov_embed: [vocab, rank] a row for the token before a draft, and
+        markov_head: [vocab, rank] what that row adds to the draft's logits.
+        confidence: [1, hidden + rank], of the state before `norm` and the Markov row.
+    """
+
+    arithmetic: Arithmetic
+    block_size: int
+    window: int
+    num_streams: int
+    noise_token_id: int
+    embed: Embedding
+    main_proj: Linear
+    main_norm: RMSNorm
+    stages: tuple[Layer, ...]
+    norm: RMSNorm
+    head: Linear
+    markov_embed: Embedding
+    markov_head: Linear
+    confidence: Linear
+    rotary: RotaryTable
+
+    @classmethod
+    def load(
+        cls, weights: Weights, config: DeepseekV41Config, arithmetic: Arithmetic, model: DeepseekV41Model
+    ) -> Drafter:
+        """Read the drafter's tensors from a proved checkpoint that has a drafter."""
+
+        def norm(prefix: str) -> RMSNorm:
+            return RMSNorm(weights.tensor(f"{prefix}.weight", torch.float32), config.rms_norm_eps)
+
+        last = f"mtp.{config.num_nextn_predict_layers - 1}"
+        markov = weights.tensor(f"{last}.markov_head.embed.weight")
+        return cls(
+            arithmetic=arithmetic,
+            block_size=config.dspark_block_size,
+            window=config.sliding_window,
+            num_streams=config.hc_mult,
+            noise_token_id=config.dspark_noise_token_id,
+            embed=model.embed,
+            main_proj=weights.linear("mtp.0.main_proj"),
+            main_norm=norm("mtp.0.main_norm"),
+            stages=tuple(Layer.load(weights, i, config, arithmetic) for i in config.draft_layer_ids),
+            norm=norm(f"{last}.norm"),
+            head=model.head,
+            markov_embed=Embedding(markov, model.embed.dtype),
+            markov_head=weights.linear(f"{last}.markov_head.head"),
+            confidence=weights.linear(f"{last}.confidence_head.proj"),
+            rotary=model.rotary.plain,
+        )
+
+    def store_context(self, features: Tensor, feature_rows: Tensor, batch: Batch, caches: Caches) -> None:
+        """Write the stages' window KV of the rows that have features. To be called after every forward.
+
+        In a decode step these are all rows, before it is known which drafts survive. Of a prefill only rows
+        in the window of a sequence's first block are written.
+
+        Args:
+            features: [F, targets * hidden] and
+            feature_rows: [F] int64, what the forward of `batch` handed out.
+            batch: the step's inputs.
+            caches: the pools; sequences are found by their state slots.
+        """
+        # Anchors of this step stand behind its rows, so this is the bound for `propose` as well.
+        self.rotary.reserve(batch.max_seqlen_k + self.block_size)
+        positions = batch.positions.index_select(0, feature_rows)
+        seqs = batch.row_seq.index_select(0, feature_rows)
+        if batch.is_prefill:
+            starts = (batch.total_lens - self.window).index_select(0, seqs)
+            places = (positions >= starts).nonzero().squeeze(1)
+            features, positions, seqs = (t.index_select(0, places) for t in (features, positions, seqs))
+        if positions.shape[0] == 0:
+            return
+        x = self.main_norm(self.main_proj(features, self.arithmetic))
+        slots = batch.state_slots.index_select(0, seqs).long()
+        rotation = self.rotary.rows(positions, self.rotary.num_positions)
+        records = ring_slot(slots, positions, self._ring(caches))
+        for stage in self.stages:
+            attention = stage.attention
+            kv = attention.kv_norm(attention.wkv(x, self.arithmetic))
+            attention.store_in_rings(kv, rotation, records, caches)
+
+    def propose(
+        self,
+        anchors: Tensor,
+        positions: Tensor,
+        state_slots: Tensor,
+        caches: Caches,
+        choose: Callable[[int, Tensor], Tensor],
+        num_drafts: int,
+    ) -> Proposal:
+        """Draft tokens for n sequences; a sequence's drafts depend on that sequence alone, bit for bit.
+
+        Args:
+            anchors: [n] int32 token that was chosen last, which the backbone has not seen.
+            positions: [n] int32 of the anchors. Earlier positions in the window went through `store_context`,
+                which made the rotary table long enough.
+            state_slots: [n] int32, distinct.
+            caches: the pools.
+            choose: (step, logits float32 [n, vocab], its to change) -> [n] int32 tokens; called for the
+                steps 0, 1, ..., num_drafts - 1.
+            num_drafts: 1 ... block_size. The block always runs whole, as it was trained.
+
+        Returns:
+            tokens and confidence logits, [n, num_drafts] each.
+        """
+        assert 1 <= num_drafts <= self.block_size, f"{num_drafts=} {self.block_size=}"
+        if anchors.shape[0] == 0:
+            return Proposal(anchors.new_empty(0, num_drafts), torch.empty(0, num_drafts))
+        # [num_drafts, n, hidden]: the rows of a step lie together
+        hidden = self.run_block(anchors, positions, state_slots, caches)[:, :num_drafts].transpose(0, 1)
+        logits = self.base_logits(hidden)
+        tokens, markov_rows = [anchors], []
+        for step in range(num_drafts):
+            markov_rows.append(self.markov_embed(tokens[-1]))
+            correction = self.markov_head(markov_rows[-1], self.arithmetic, torch.float32)
+            tokens.append(choose(step, correction.add_(logits[step])))
+        states = torch.cat([hidden, torch.stack(markov_rows)], -1).flatten(0, 1)
+        confidences = self.confidence(states, self.arithmetic, torch.float32).view(num_drafts, -1)
+        return Proposal(torch.stack(tokens[1:], 1), confidences.t().contiguous())
+
+    def run_block(self, anchors: Tensor, positions: Tensor, state_slots: Tensor, caches: Caches) -> Tensor:
+        """States of the block's rows behind the last stage, before the norm: [n, block_size, hidden].
+
+        Arguments are those of `propose`. Writes the block's records to the rings.
+        """
+        ring = self._ring(caches)
+        slots = state_slots.long()
+        block_positions = positions[:, None] + torch.arange(self.block_size, device=positions.device)
+        records = ring_slot(slots[:, None], block_positions, ring).flatten()  # [n * block_size]
+        rotation = self.rotary.rows(block_positions.flatten(), self.rotary.num_positions)
+        # Every row of a block sees the same records: those up to the block's end, ascending.
+        ends = positions.long() + (self.block_size - 1)
+        index = window_index(ends, slots * ring, self.window + self.block_size, ring)
+        index = index.repeat_interleave(self.block_size, 0)
+        input_ids = anchors.new_full((anchors.shape[0], self.block_size), self.noise_token_id)
+        input_ids[:, 0] = anchors
+        streams = Streams.start(self.embed(input_ids.flatten()), self.num_streams)
+        for stage in self.stages:
+            attention = stage.attention
+            x, streams = stage.enter(streams, None)
+            kv = attention.kv_norm(attention.wkv(x, self.arithmetic))
+            attention.store_in_rings(kv, rotation, records, caches)
+            output = attention.forward_in_rings(x, rotation, index, caches)
+            streams = stage.feed_forward(streams.add(output))
+        return streams.collapse().unflatten(0, (-1, self.block_size))
+
+    def base_logits(self, hidden: Tensor) -> Tensor:
+        """[..., hidden] from `run_block` -> float32 [..., vocab], without the Markov head's part."""
+        rows = self.norm(hidden).flatten(0, -2)
+        return self.head(rows, self.arithmetic, torch.float32).view(*hidden.shape[:-1], -1)
+
+    def _ring(self, caches: Caches) -> int:
+        """Records of a ring."""
+        ring = caches.window(self.stages[0].layer_id).shape[1]
+        needed = self.window + self.block_size
+        assert ring >= needed, f"{ring=}: context and block take {needed} records; raise max_backtracking"
+        return ring
