@@ -86,7 +86,8 @@ class SamplingParams:
     """None: no log-probabilities; k >= 0: that of the chosen token and of the k most likely ones, k <= 1000.
     True counts as 0 and False as None. What the values mean is the engine's `logprobs_mode`."""
     prompt_logprobs: int | None = None
-    """The same for the tokens of the prompt, each given the ones before it."""
+    """The same for the tokens of the prompt, each given the ones before it and under the same parameters;
+    penalties, which look at the output, and `min_tokens` do not apply to them."""
     golden_token_ids: tuple[int, ...] = ()
     """Forced output tokens by output index; -1 leaves a place free, places beyond the list are free. The
     reported log-probability is the model's value for the forced token."""

@@ -52,22 +52,26 @@ void add_bans(SparseInputs& sparse, const SequenceParams& params, int32_t row, i
     }
 }
 
-void add_sparse_row(SparseInputs& sparse, const Sequence& sequence, int32_t row, int32_t output_index,
-                    int32_t index) {
-    const SequenceParams& params = sequence.params;
-    if (sequence.history) add_penalties(sparse, sequence, row, index);
+/// What holds for every token of a request, whatever came before it.
+void add_bias_and_allowed(SparseInputs& sparse, const SequenceParams& params, int32_t row) {
     for (size_t i = 0; i < params.bias_tokens.size(); ++i) {
         sparse.bias_rows.push_back(row);
         sparse.bias_tokens.push_back(params.bias_tokens[i]);
         sparse.bias_values.push_back(params.bias_values[i]);
     }
-    add_bans(sparse, params, row, output_index);
     if (!params.allowed_token_ids.empty()) {
         sparse.allowed_rows.push_back(row);
         sparse.allowed_tokens.insert(sparse.allowed_tokens.end(), params.allowed_token_ids.begin(),
                                      params.allowed_token_ids.end());
         sparse.allowed_offsets.push_back(static_cast<int32_t>(sparse.allowed_tokens.size()));
     }
+}
+
+void add_sampled_row(SparseInputs& sparse, const Sequence& sequence, int32_t row, int32_t output_index,
+                     int32_t index) {
+    if (sequence.history) add_penalties(sparse, sequence, row, index);
+    add_bias_and_allowed(sparse, sequence.params, row);
+    add_bans(sparse, sequence.params, row, output_index);
 }
 
 SparseInputs collect_sparse(const StepPlan& plan) {
@@ -77,9 +81,12 @@ SparseInputs collect_sparse(const StepPlan& plan) {
     for (const PlanSequence& entry : plan.sequences) {
         const Sequence& sequence = *entry.sequence;
         if (sequence.has_sparse_inputs && !sequence.is_finished()) {
+            for (int32_t j = 0; j < entry.num_scoring; ++j) {
+                add_bias_and_allowed(sparse, sequence.params, row + j);
+            }
             for (int32_t j = 0; j < entry.num_samples; ++j) {
-                add_sparse_row(sparse, sequence, row + entry.num_scoring + j, sequence.num_outputs() + j,
-                               std::min<int32_t>(j, sequence.num_drafts));
+                add_sampled_row(sparse, sequence, row + entry.num_scoring + j, sequence.num_outputs() + j,
+                                std::min<int32_t>(j, sequence.num_drafts));
             }
         }
         row += entry.num_outputs();
@@ -137,6 +144,16 @@ struct DenseRows {
         num_logprobs[row] = logprobs;
         forced[row] = forced_token;
         draft_ids[row] = -1;
+    }
+
+    /// A row that scores a prompt token under the request's own distribution, but for penalties and bans,
+    /// which depend on what was generated.
+    void set_scoring(int32_t row, int64_t index, int32_t token, const SequenceParams& params) const {
+        set_neutral(row, index, token, params.num_prompt_logprobs);
+        inv_temperature[row] = params.inv_temperature;
+        top_p[row] = params.top_p;
+        top_k[row] = params.top_k;
+        min_p[row] = params.min_p;
     }
 
     /// All sampled rows of a sequence.
@@ -212,7 +229,7 @@ void fill_sampling(StepPlan& plan, std::span<std::byte> buffer) {
         const Sequence& sequence = *entry.sequence;
         for (int32_t j = 0; j < entry.num_scoring; ++j) {
             const int32_t target = entry.first_scoring + j + 1;
-            rows.set_neutral(row++, target, sequence.tokens[target], sequence.params.num_prompt_logprobs);
+            rows.set_scoring(row++, target, sequence.tokens[target], sequence.params);
         }
         if (sequence.is_finished()) {
             for (int32_t j = 0; j < entry.num_samples; ++j) {

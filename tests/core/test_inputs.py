@@ -240,11 +240,23 @@ def test_bias_and_allowed_lists():
     assert a["allowed_tokens"].tolist() == [8, 2, 5, 6]
 
 
-def test_scoring_rows_are_neutral():
+def test_scoring_rows_have_the_distribution_without_penalties_and_bans():
     engine = make_engine()
     engine.add(
         make_params(
-            num_prompt_logprobs=3, min_tokens=4, eos_token_id=EOS, presence=1.0, inv_temperature=2.0, seed=9
+            num_prompt_logprobs=3,
+            min_tokens=4,
+            eos_token_id=EOS,
+            presence=1.0,
+            repetition=1.2,
+            inv_temperature=2.0,
+            top_p=0.5,
+            top_k=7,
+            min_p=0.25,
+            seed=9,
+            bias_tokens=[4],
+            bias_values=[1.5],
+            allowed_token_ids=[4, 6],
         ),
         np.array([5, 6, 7], np.int32),
     )
@@ -252,7 +264,11 @@ def test_scoring_rows_are_neutral():
     a = inputs(engine, plan)
     assert plan.num_scoring_rows.tolist() == [2] and plan.num_sampled_rows.tolist() == [1]
     assert a["forced"].tolist() == [6, 7, -1] and a["num_logprobs"].tolist() == [3, 3, -1]
-    assert a["inv_temperature"].tolist() == [0, 0, 2] and a["token_index"].tolist() == [1, 2, 3]
+    assert a["inv_temperature"].tolist() == [2, 2, 2] and a["token_index"].tolist() == [1, 2, 3]
+    assert a["top_p"].tolist() == [0.5] * 3 and a["top_k"].tolist() == [7] * 3
+    assert a["min_p"].tolist() == [0.25] * 3 and a["presence"].tolist() == [0, 0, 1]
+    assert a["bias_rows"].tolist() == [0, 1, 2] and a["allowed_rows"].tolist() == [0, 1, 2]
+    assert set(a["penalty_rows"].tolist()) == {2} and a["repetition"].tolist() == [1, 1, np.float32(1.2)]
     assert a["ban_rows"].tolist() == [2] and plan.max_num_logprobs == 3
 
 
