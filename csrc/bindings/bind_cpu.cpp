@@ -1,11 +1,10 @@
 /// Python module `_cpu_ops`: the CPU kernels on addresses and strides. deepinfer/ops checks the tensors.
 
-#include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
 #include <stdexcept>
 
-#include "cpu/context.hpp"
+#include "bindings/bind_cpu.hpp"
 #include "cpu/experts.hpp"
 #include "cpu/index_scores.hpp"
 #include "cpu/linear.hpp"
@@ -15,15 +14,6 @@ namespace py = pybind11;
 
 namespace deepinfer::cpu {
 namespace {
-
-using Address = uintptr_t;
-
-template <class T>
-T* at(Address address) {
-    return reinterpret_cast<T*>(address);
-}
-
-DType dtype_of(bool is_bfloat16) { return is_bfloat16 ? DType::kBFloat16 : DType::kFloat32; }
 
 RecordKind kind_of(int64_t record_bytes) {
     switch (record_bytes) {
@@ -60,7 +50,8 @@ PYBIND11_MODULE(_cpu_ops, m) {
 
     m.def("instruction_sets", &available_kernels, "Names that `Context` takes on this machine, the best first.");
 
-    py::class_<Context>(m, "Context", "Threads, scratch memory and the instruction set of the CPU kernels.")
+    ContextClass context(m, "Context", "Threads, scratch memory and the instruction set of the CPU kernels.");
+    context
         .def(py::init([](int num_threads, const std::string& instruction_set) {
                  return std::make_unique<Context>(checked_threads(num_threads), instruction_set);
              }),
@@ -123,4 +114,5 @@ PYBIND11_MODULE(_cpu_ops, m) {
                                  max_visible});
             },
             "Strides of codes and scales are in bytes.", py::call_guard<py::gil_scoped_release>());
+    bind_row_ops(context);
 }

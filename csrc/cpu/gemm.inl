@@ -120,7 +120,8 @@ DI_INLINE V gated(V gate, V up, float weight, float limit, DType dtype) {
         up = min(set1(limit), max(set1(-limit), up));
     }
     const V silu = div(gate, add(set1(1.0f), exp(sub(zero(), gate))));
-    return mul(mul(silu, up), set1(weight));
+    const V product = mul(mul(silu, up), set1(weight));
+    return dtype == DType::kBFloat16 ? round_bf16(product) : product;
 }
 
 void gated_row(const float* gate, const float* up, int n, float weight, float limit, DType dtype, bool round,
@@ -137,9 +138,8 @@ void gated_row(const float* gate, const float* up, int n, float weight, float li
     }
     for (int c = 0; c < n; c += kLanes) {
         const int count = n - c < kLanes ? n - c : kLanes;
-        V a = gated(load_first(gate + c, count), load_first(up + c, count), weight, limit, dtype);
-        if (dtype == DType::kBFloat16) a = round_bf16(a);
-        store_first(out + c, a, count);
+        store_first(out + c, gated(load_first(gate + c, count), load_first(up + c, count), weight, limit, dtype),
+                    count);
     }
 }
 

@@ -22,6 +22,10 @@ namespace avx2 {
 #include "cpu/gemm.inl"
 //
 #include "cpu/attention.inl"
+//
+#include "cpu/rows.inl"
+//
+#include "cpu/encode.inl"
 
 }  // namespace avx2
 }  // namespace

@@ -25,6 +25,10 @@ namespace avx512 {
 #include "cpu/gemm.inl"
 //
 #include "cpu/attention.inl"
+//
+#include "cpu/rows.inl"
+//
+#include "cpu/encode.inl"
 
 }  // namespace avx512
 }  // namespace

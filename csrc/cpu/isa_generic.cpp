@@ -13,6 +13,10 @@ namespace generic {
 #include "cpu/gemm.inl"
 //
 #include "cpu/attention.inl"
+//
+#include "cpu/rows.inl"
+//
+#include "cpu/encode.inl"
 
 }  // namespace generic
 }  // namespace

@@ -51,6 +51,66 @@ struct AttentionSegment {
     float* values;   // out [heads, 512] weighted sum of the keys
 };
 
+inline constexpr int kMaxPairs = 256;   // channel pairs of one rotated vector
+inline constexpr int kMaxStreams = 8;   // residual streams of a row
+
+/// One row of residual streams: adds a sublayer's output, collapses, measures. See `advance_streams`.
+struct StreamsRow {
+    const void* values;  // [streams, width]
+    DType dtype;         // of values, output, new_values, collapsed
+    int streams;
+    int width;
+    const void* output;  // [width], null when nothing is pending
+    const float* post;   // [streams]
+    const float* comb;   // [streams, streams], first index the old stream
+    void* new_values;    // [streams, width]
+    const float* pre;    // [streams]
+    void* collapsed;     // [width], null when not wanted
+    float* mean_square;  // null when not wanted
+};
+
+/// One row of mixing coefficients. See `mix_coefficients`.
+struct MixRow {
+    const float* projection;  // [(2 + streams) * streams]
+    float mean_square;
+    const float* scale;
+    const float* base;
+    int streams;
+    int rounds;
+    float eps;
+    float norm_eps;
+    float* pre;   // [streams]
+    float* post;  // [streams]
+    float* comb;  // [streams, streams]
+};
+
+/// One row of routing. See `route_topk`.
+struct RouteRow {
+    const float* logits;  // [experts]
+    const float* bias;    // [experts]
+    int experts;
+    int selected;
+    float scale;
+    float* scores;   // scratch [experts]
+    float* keys;     // scratch [experts]
+    uint8_t* taken;  // scratch [experts], all zero before and after
+    int32_t* ids;    // [selected]
+    float* weights;  // [selected]
+};
+
+/// One row of gated values. See `gate_streams`.
+struct GateRow {
+    const void* values;     // [streams, width]
+    const void* key_value;  // [streams + 1, width]
+    DType dtype;
+    const float* weight;  // [streams, width]
+    int streams;
+    int width;
+    float eps;
+    float scale;  // width^-0.5
+    void* out;    // [streams, width]
+};
+
 struct Kernels {
     const char* name;
 
@@ -62,8 +122,8 @@ struct Kernels {
     /// Stores n values as `dtype`, rounding once.
     void (*store_row)(const float* x, int n, DType dtype, void* out);
 
-    /// silu(min(gate, limit)) * clamp(up, -limit, limit) * weight. bfloat16 `dtype` rounds gate, up and, unless
-    /// `round` puts it on the E4M3 grid, the result. A limit of 0 is none.
+    /// silu(min(gate, limit)) * clamp(up, -limit, limit) * weight. bfloat16 `dtype` rounds gate, up and the
+    /// result, then `round` puts it on the E4M3 grid. A limit of 0 is none.
     void (*gated_row)(const float* gate, const float* up, int n, float weight, float limit, DType dtype,
                       bool round, float* out);
 
@@ -84,6 +144,25 @@ struct Kernels {
     /// out[16] = sum_h weights[h] * relu(q[h] . key), h in order; `heads` is a multiple of `index_heads`.
     void (*score_panel)(const float* panel, const float* q, const float* weights, int heads, float* out);
     int index_heads;
+
+    /// (x / sqrt(mean(x^2) + eps)) * weight, rounded once to `dtype`.
+    void (*norm_row)(const void* x, DType dtype, const float* weight, float eps, int n, void* out);
+
+    /// Turns `pairs` adjacent channel pairs in place; products and sums are rounded one by one.
+    void (*rotate_vector)(void* x, DType dtype, const float* cos, const float* sin, int pairs);
+
+    void (*advance_row)(const StreamsRow& row);
+    void (*mix_row)(const MixRow& row);
+    void (*route_row)(const RouteRow& row);
+    void (*gate_row)(const GateRow& row);
+
+    /// Codes and scales of n values, in the release's formats; n is a multiple of the scale group.
+    void (*encode_fp8)(const void* x, DType dtype, int n, uint8_t* codes, uint8_t* scales);
+    void (*encode_fp4)(const void* x, DType dtype, int n, uint8_t* codes, uint8_t* scales);
+    void (*encode_mxfp4)(const void* x, DType dtype, int n, uint8_t* codes, uint8_t* scales);
+
+    /// The values that MXFP4 gives, in `dtype`.
+    void (*round_mxfp4)(const void* x, DType dtype, int n, void* out);
 };
 
 extern const Kernels kGenericKernels;

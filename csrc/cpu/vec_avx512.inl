@@ -20,6 +20,7 @@ DI_INLINE V add(V a, V b) { return _mm512_add_ps(a, b); }
 DI_INLINE V sub(V a, V b) { return _mm512_sub_ps(a, b); }
 DI_INLINE V mul(V a, V b) { return _mm512_mul_ps(a, b); }
 DI_INLINE V div(V a, V b) { return _mm512_div_ps(a, b); }
+DI_INLINE V sqrt(V a) { return _mm512_sqrt_ps(a); }
 DI_INLINE V fma(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); }
 DI_INLINE V max(V a, V b) { return _mm512_max_ps(a, b); }  // b where either is NaN
 DI_INLINE V min(V a, V b) { return _mm512_min_ps(a, b); }

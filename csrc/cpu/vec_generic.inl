@@ -102,6 +102,9 @@ DI_INLINE V or_bits(V a, V b) {
     for (int i = 0; i < 16; ++i) x[i] = from_bits(bits_of(x[i]) | bits_of(y[i]));
     return load(x);
 }
+DI_INLINE V sqrt(V a) {
+    return each_lane(a, [](float x) { return __builtin_sqrtf(x); });
+}
 /// 2^n for integral n in [-126, 127]; any value for NaN.
 DI_INLINE V power_of_two(V n) {
     return each_lane(n, [](float x) {

@@ -1,4 +1,4 @@
-"""Root-mean-square normalisation with one rounding."""
+"""RMSNorm: root-mean-square normalisation with a weight."""
 
 from __future__ import annotations
 
@@ -6,20 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """`(x * 1 / sqrt(mean(x^2) + eps)) * weight` in float32, rounded once to the dtype of x.
-
-    A row's bits depend on that row alone.
-
-    Args:
-        x: [..., n] float32 or bfloat16.
-        weight: [n] float32.
-        eps: added to the mean of squares.
-    """
-    wide = x.float().contiguous()
-    scale = wide.square().mean(-1, keepdim=True).add_(eps).sqrt_().reciprocal_()
-    return (wide * scale).mul_(weight).to(x.dtype)
+from deepinfer.ops.norm import rms_norm
 
 
 @dataclass(frozen=True)

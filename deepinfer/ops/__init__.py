@@ -1,0 +1,5 @@
+"""Capabilities that the model calls, one file each; importing the room puts the CPU kernels in dispatch."""
+
+from deepinfer.ops import rows
+
+rows.register()

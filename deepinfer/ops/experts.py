@@ -22,8 +22,8 @@ def routed_experts(
 ) -> Tensor:
     """Sum over the k slots of a row of `w2 @ (weight * silu(min(g, limit)) * clamp(u, -limit, limit))`.
 
-    A row's bits do not depend on the other rows. With bfloat16 `x` both products round to bfloat16, and so
-    does the activation unless `round_inputs` rounds it to E4M3.
+    A row's bits do not depend on the other rows. With bfloat16 `x` the products and the activation round
+    to bfloat16, the activation before `round_inputs` takes it to E4M3.
 
     Args:
         x: [M, H] float32 or bfloat16; the last dimension contiguous.
@@ -100,7 +100,9 @@ def routed_experts_reference(
     if limit > 0:
         gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
     product = gate / (1 + torch.exp(-gate)) * up * expert_weights.flatten()[order, None]
-    product = round_fp8(product.float()).to(dtype) if round_inputs else rounded(product)
+    product = rounded(product)
+    if round_inputs:
+        product = round_fp8(product.float()).to(dtype)
     out = torch.empty(expert_ids.numel(), w2.shape[1], dtype=dtype)
     out[order] = rounded(grouped_linear_reference(product, w2, offsets, dtype))
     return out.unflatten(0, (-1, num_slots)).sum(1)

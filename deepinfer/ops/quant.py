@@ -11,8 +11,10 @@ the dtype of x, exact for bfloat16 as well. The bit rules stand in `tilelang_ops
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
+from deepinfer.ops.cpu import context, is_bfloat16, require_cpu
 from tilelang_ops.common.numerics import (
     decode_fp4,
     decode_fp8,
@@ -42,7 +44,13 @@ def round_fp8(x: Tensor) -> Tensor:
 
 def round_mxfp4(x: Tensor) -> Tensor:
     """Round [..., n] to E2M1 in groups of 32 with E8M0 scales; same shape and dtype."""
-    return decode_mxfp4(*encode_mxfp4(x)).to(x.dtype)
+    require_cpu("round_mxfp4", x)
+    assert x.shape[-1] % 32 == 0, f"{x.shape=} is not made of groups of 32"
+    x = x.contiguous()
+    out, width = torch.empty_like(x), x.shape[-1]
+    num_rows = x.numel() // width if width else 0
+    context().round_mxfp4(x.data_ptr(), is_bfloat16(x), out.data_ptr(), num_rows, width)
+    return out
 
 
 def round_fp4(x: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tilelang_ops.common.dispatch import UnsupportedOpError, backend
+from tilelang_ops.common.dispatch import UnsupportedOpError, backend, register
 from tilelang_ops.kv_index import select_entries
 
 
@@ -42,6 +42,15 @@ def test_a_missing_backend_is_named(package: str, device: str) -> None:
 def test_a_broken_backend_is_not_taken_for_a_missing_one(package: str) -> None:
     with pytest.raises(ModuleNotFoundError, match="a_kernel_library_that_is_not_installed"):
         backend(package, torch.device("cuda"))
+
+
+def test_a_registered_function_takes_the_place_of_the_module(package: str) -> None:
+    assert backend(package, torch.device("cpu")).run() == "reference"
+    for answer in ("first", "second"):
+        register(package, "cpu", lambda answer=answer: answer)
+        assert backend(package, torch.device("cpu")).run() == answer
+    register(package, "cuda", lambda: "kernel")
+    assert backend(package, torch.device("cuda")).run() == "kernel"
 
 
 def test_an_operator_says_what_it_lacks() -> None:
