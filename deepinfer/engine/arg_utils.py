@@ -106,6 +106,11 @@ class EngineArgs:
         invariant = self.batch_invariant if self.batch_invariant is not None else settings.batch_invariant
         return dataclasses.replace(base, batch_invariant=True if invariant is None else invariant)
 
+    def resolve_async(self, settings: Settings) -> bool:
+        """Whether a step is committed under the next one's forward (environment, then the engine type)."""
+        asked = settings.use_async_scheduling
+        return EngineType(self.engine_type).default_zero_overhead_scheduling if asked is None else asked
+
     def resolve_scheduler(self, model_limit: int, num_draft_tokens: int) -> SchedulerConfig:
         """Limits of a step.
 

@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any
 
-import torch
+import numpy as np
 
-from deepinfer import native
-from deepinfer.checkpoint.loader import load_model, load_tokenizer, open_checkpoint
-from deepinfer.config import CacheConfig, SchedulerConfig
-from deepinfer.engine.arg_utils import BLOCK_SIZE, EngineArgs
+from deepinfer.engine.arg_utils import EngineArgs
 from deepinfer.engine.assembly import OutputAssembler
+from deepinfer.engine.executor import Executor
 from deepinfer.engine.intake import Intake, Prompt, Request
+from deepinfer.engine.parts import build_parts
 from deepinfer.engine.stats import EngineStats, StatsLogger
-from deepinfer.models.base import ModelSpec
 from deepinfer.outputs import RequestOutput
-from deepinfer.runtime.batch_builder import BatchBuilder
-from deepinfer.runtime.cache_layout import CacheLayout
-from deepinfer.runtime.caches import Caches
-from deepinfer.runtime.model_runner import ModelRunner
-from deepinfer.sampling.sampler import Sampler
+from deepinfer.runtime.model_runner import StepResult
 from deepinfer.sampling_params import SamplingParams
 from deepinfer.settings import Settings
-from deepinfer.utils.logging import get_logger
-
-logger = get_logger(__name__)
 
 
 class LLMEngine:
@@ -37,45 +29,19 @@ class LLMEngine:
     """
 
     def __init__(self, args: EngineArgs, settings: Settings) -> None:
-        torch.manual_seed(args.seed)
-        checkpoint = open_checkpoint(args.model, args.revision)
-        config = checkpoint.config
-        self.tokenizer = load_tokenizer(checkpoint, args.tokenizer, args.tokenizer_revision or args.revision)
-        arithmetic = args.resolve_arithmetic(settings)
-        model, _ = load_model(checkpoint, arithmetic, use_tqdm=sys.stderr.isatty())
-        spec = model.spec
-        num_drafts = 0
-        self.scheduler_config = args.resolve_scheduler(config.max_position_embeddings, num_drafts)
-        backtracking = max(settings.max_backtracking_tokens or 0, num_drafts + 1)
-        layout = CacheLayout.build(
-            spec,
-            release=arithmetic.release_caches,
-            block_size=BLOCK_SIZE,
-            max_backtracking=backtracking,
-        )
-        self.cache_config = args.resolve_cache(
-            self.scheduler_config, settings, layout.block_bytes, layout.slot_bytes, backtracking
-        )
-        device = torch.device("cpu")
-        caches = Caches(layout, self.cache_config.num_blocks, self.cache_config.num_state_slots, device)
-        sampler = Sampler(
-            spec.vocab_size,
-            banned_token_ids=self._banned_ids(settings, spec),
-            force_top_k=settings.sampler_force_topk,
-            logprobs_mode=args.logprobs_mode,
-            device=device,
-        )
-        core = native.load_core()
-        self.core = core.EngineCore(
-            _core_config(core, args, settings, self.scheduler_config, self.cache_config, spec)
-        )
-        if spec.max_ngram:
-            fold = self.tokenizer.compressed_vocab()
-            self.core.set_compressed_vocab(fold.token_map, fold.pad_id)
-        self.model_runner = ModelRunner(model, caches, sampler, BatchBuilder(self.core, device))
-        self.stats = EngineStats()
-        self._intake = Intake(self.tokenizer, spec.vocab_size, self.scheduler_config.max_model_len)
-        self._assembler = OutputAssembler(core, self.core, self.tokenizer)
+        parts = build_parts(args, settings)
+        self.tokenizer = parts.tokenizer
+        self.scheduler_config = parts.scheduler_config
+        self.cache_config = parts.cache_config
+        self.core = parts.core
+        self.model_runner = parts.runner
+        self.stats = EngineStats(parts.scheduler_config.num_draft_tokens)
+        self._builder = parts.builder
+        self._executor = Executor(parts.runner, use_thread=parts.use_async)
+        self._is_async = parts.use_async
+        self._in_flight: _InFlight | None = None
+        self._intake = Intake(self.tokenizer, parts.spec.vocab_size, self.scheduler_config.max_model_len)
+        self._assembler = OutputAssembler(parts.core_module, self.core, self.tokenizer)
         interval = 0 if args.disable_log_stats else settings.logging_interval_steps
         self._stats_logger = StatsLogger(self.stats, interval)
         self._is_closed = False
@@ -156,6 +122,9 @@ class LLMEngine:
     def step(self) -> list[RequestOutput]:
         """Run one step.
 
+        With asynchronous scheduling the step that this call launches is committed by the next call, under
+        whose forward that host work hides; see doc/async.md.
+
         Returns:
             Results of the requests that ended, and the state of streaming requests with new tokens. They
             belong to the caller.
@@ -163,23 +132,45 @@ class LLMEngine:
         self.check_open()
         try:
             return self._step()
-        except BaseException:  # an interrupt or a fault: forget the step, its sequences are recomputed
+        except BaseException:  # an interrupt or a fault: forget what runs, its sequences are recomputed
+            self._executor.drain()
+            self._in_flight = None
             self.core.discard_in_flight()
             self._assembler.note_interruption()
             raise
 
     def _step(self) -> list[RequestOutput]:
-        stats, timers = self.stats, self.stats.timers
+        timers = self.stats.timers
         with timers.timed("schedule"):
             plan = self.core.schedule()
             ended = self.core.take_ended()[0]
+        if plan is not None:
+            with timers.timed("build"):
+                batch, remap = self._builder.batch(plan)
+            self._executor.forward(batch, remap)
+        # The step before: its outcome is needed before this one's sampling parameters are known.
+        outputs = self._finish(ended)
         if plan is None:
+            if self._in_flight is None:
+                self._executor.pause()
+            return outputs
+        with timers.timed("build"):
+            inputs = self._builder.sampling(plan)
+        self._in_flight = _InFlight(plan, self._executor.sample(inputs))
+        return outputs if self._is_async else outputs + self._finish(_NOTHING)
+
+    def _finish(self, ended: np.ndarray) -> list[RequestOutput]:
+        """Commit the step in flight, if there is one; results of what ended."""
+        timers, step = self.stats.timers, self._in_flight
+        if step is None:
             return self._assembler.collect(ended)
-        result = self.model_runner.run(plan, timers)
+        with timers.timed("wait"):
+            result = step.result.result()
         with timers.timed("commit"):
-            commit = self.core.commit(plan, **result.as_arrays())
-            stats.add_step(plan, commit.num_tokens, len(commit.finished_ids))
-            self._stats_logger.after_step(plan)
+            commit = self.core.commit(step.plan, **result.as_arrays())
+        self._in_flight = None
+        self.stats.add_step(step.plan, commit)
+        self._stats_logger.after_step(step.plan)
         with timers.timed("text"):
             return self._assembler.collect(ended, commit)
 
@@ -188,51 +179,25 @@ class LLMEngine:
         if self._is_closed:
             return
         self._is_closed = True
+        self._executor.drain()
+        self._executor.close()
+        self._in_flight = None
+        self.core.discard_in_flight()
         self._assembler.drop_all()
-        del self.model_runner
+        del self.model_runner, self._executor
 
     def check_open(self) -> None:
         """Raise RuntimeError after `close`."""
         if self._is_closed:
             raise RuntimeError("the engine is closed; make a new one")
 
-    def _banned_ids(self, settings: Settings, spec: ModelSpec) -> list[int]:
-        """Ids that are never sampled: what no text stands for, and the blacklist."""
-        banned = {*self.tokenizer.undecodable_ids, *self.tokenizer.internal_ids}
-        for first, last in settings.decode_token_blacklist:
-            if last >= spec.vocab_size:
-                raise ValueError(
-                    f"DEEPINFER_DECODE_TOKEN_BLACKLIST names token {last}; the vocabulary ends at "
-                    f"{spec.vocab_size - 1}"
-                )
-            banned.update(range(first, last + 1))
-        return sorted(banned)
+
+_NOTHING = np.empty(0, dtype=np.int64)
 
 
-def _core_config(
-    core: Any,
-    args: EngineArgs,
-    settings: Settings,
-    scheduler: SchedulerConfig,
-    cache: CacheConfig,
-    spec: ModelSpec,
-) -> Any:
-    """The C++ core's configuration."""
-    config = core.CoreConfig(
-        max_num_seqs=scheduler.max_num_seqs,
-        max_num_batched_tokens=scheduler.max_num_batched_tokens,
-        max_model_len=scheduler.max_model_len,
-        vocab_size=spec.vocab_size,
-        block_size=cache.block_size,
-        num_blocks=cache.num_blocks,
-        num_state_slots=cache.num_state_slots,
-        chunked_prefill=scheduler.chunked_prefill,
-        min_prefill_chunk=max(1, args.lookahead_tokens),
-        max_prefill_tflops=scheduler.max_prefill_tflops,
-        stop_preempted_request=scheduler.stop_preempted_request,
-        num_draft_tokens=scheduler.num_draft_tokens,
-        max_ngram=spec.max_ngram,
-    )
-    if settings.prefill_max_sum_seqlen_k is not None:
-        config.max_sum_seqlen_k = settings.prefill_max_sum_seqlen_k
-    return config
+@dataclass(frozen=True)
+class _InFlight:
+    """A launched step."""
+
+    plan: Any  # _core.StepPlan
+    result: Future[StepResult]

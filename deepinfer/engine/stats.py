@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from deepinfer.utils.logging import get_logger
 from deepinfer.utils.timer import Timers
@@ -12,29 +13,50 @@ from deepinfer.utils.timer import Timers
 logger = get_logger(__name__)
 
 
-@dataclass
 class EngineStats:
     """Totals since the engine started; plain numbers, read at any time.
 
-    `timers` holds the host's time by section of a step: schedule, build, forward, sample, commit, text.
+    Args:
+        num_draft_tokens: most drafts per request and step.
+
+    Attributes:
+        drafted_by_position, accepted_by_position: verified and accepted drafts of each place in the block.
+        num_request_steps: decode steps summed over the requests that took part.
+        timers: host time by section of a step: schedule, build, wait, commit, text.
     """
 
-    num_steps: int = 0
-    num_prefill_steps: int = 0
-    num_prefill_tokens: int = 0
-    num_output_tokens: int = 0
-    num_finished: int = 0
-    num_preemptions: int = 0
-    timers: Timers = field(default_factory=Timers)
+    def __init__(self, num_draft_tokens: int = 0) -> None:
+        self.num_steps = 0
+        self.num_prefill_steps = 0
+        self.num_request_steps = 0
+        self.num_prefill_tokens = 0
+        self.num_output_tokens = 0
+        self.num_finished = 0
+        self.num_preemptions = 0
+        self.num_decode_tokens = 0
+        self.verified_by_position = np.zeros(num_draft_tokens, dtype=np.int64)
+        self.accepted_by_position = np.zeros(num_draft_tokens, dtype=np.int64)
+        self.timers = Timers()
 
-    def add_step(self, plan: Any, num_new_tokens: int, num_finished: int) -> None:
+    @property
+    def tokens_per_step(self) -> float:
+        """Mean output tokens of a request in a decode step; 0 before the first."""
+        return self.num_decode_tokens / self.num_request_steps if self.num_request_steps else 0.0
+
+    def add_step(self, plan: Any, commit: Any) -> None:
         """Count a committed step."""
         self.num_steps += 1
         self.num_prefill_steps += plan.is_prefill
         self.num_prefill_tokens += plan.num_prefill_tokens
-        self.num_output_tokens += num_new_tokens
-        self.num_finished += num_finished
+        self.num_output_tokens += commit.num_tokens
+        self.num_finished += len(commit.finished_ids)
         self.num_preemptions += len(plan.preempted_ids)
+        if not plan.is_prefill:
+            self.num_request_steps += int(np.count_nonzero(commit.num_new_tokens))
+            self.num_decode_tokens += commit.num_tokens
+            if self.verified_by_position.size:
+                self.verified_by_position += commit.verified_by_position
+                self.accepted_by_position += commit.accepted_by_position
 
 
 class StatsLogger:
@@ -57,7 +79,7 @@ class StatsLogger:
         seconds = max(clock, 1e-9)
         logger.info(
             "steps %.1f/s (%d%% prefill), prompt %.1f tok/s, output %.1f tok/s, running %d, waiting %d, "
-            "free blocks %d, finished %d, preempted %d",
+            "free blocks %d, finished %d, preempted %d, %.2f tokens per decode step",
             steps / seconds,
             100 * prefills // max(steps, 1),
             prompt / seconds,
@@ -67,6 +89,7 @@ class StatsLogger:
             plan.num_free_blocks,
             finished,
             preempted,
+            self._stats.tokens_per_step,
         )
 
     def _read(self) -> tuple[float, ...]:

@@ -43,14 +43,12 @@ class DeviceStep:
     Attributes:
         emitted: [S, k + 1] int32 accepted drafts, then the sampled token; 0 behind `num_emitted`.
         num_emitted: [S] int32, 0 where the sequence sampled nothing.
-        drafts: [S, k] int32 proposed for the next step.
-        survivals: [S, k] float32 estimated probability that drafts 1 ... j are all accepted.
+        drafts: [S, k] int32 proposed for the next step; None without a drafter (k = 0).
     """
 
     emitted: Tensor
     num_emitted: Tensor
-    drafts: Tensor
-    survivals: Tensor
+    drafts: Tensor | None
 
 
 def correct_batch(batch: Batch, remap: Remap, previous: DeviceStep, token_map: Tensor | None) -> Batch:
@@ -103,7 +101,7 @@ def _new_tokens(previous: DeviceStep, source: Tensor, num_emitted: Tensor, index
     """Token `index` of each row's source: its emitted tokens, then its drafts. All [Q]; result int32."""
     width = previous.emitted.shape[1]
     emitted = previous.emitted[source, index.clamp(0, width - 1).long()]
-    if width == 1:  # no drafts
+    if previous.drafts is None:
         return emitted
     draft = previous.drafts[source, (index - num_emitted).clamp(0, width - 2).long()]
     return torch.where(index < num_emitted, emitted, draft)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from deepinfer.runtime.async_batch import Remap
 from deepinfer.runtime.batch import Batch
 from deepinfer.sampling.inputs import SamplingInputs
 
@@ -30,14 +31,20 @@ class BatchBuilder:
         self._core = core
         self._device = device
 
-    def batch(self, plan: Any) -> Batch:
-        """The forward's inputs; call right after the plan was made."""
+    def batch(self, plan: Any) -> tuple[Batch, Remap | None]:
+        """The forward's inputs, and what the device has to correct in them; None when nothing.
+
+        Call right after the plan was made.
+        """
         views = self._views(plan, self._core.batch_layout, self._core.fill_batch)[1]
-        return Batch(
+        batch = Batch(
             **{name: views[name] for name in Batch.tensor_names()},
             max_seqlen_k=plan.max_seqlen_k,
             is_prefill=plan.is_prefill,
         )
+        if plan.is_prefill or plan.num_matched == 0:
+            return batch, None
+        return batch, Remap(views["remap"], views["committed_lens"], views["ngram_history"])
 
     def sampling(self, plan: Any) -> SamplingInputs:
         """The sampler's inputs; call once the tokens of earlier steps are committed."""

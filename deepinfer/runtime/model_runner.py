@@ -1,19 +1,22 @@
-"""ModelRunner: one step on one device, forward -> logits -> sample, in that order."""
+"""ModelRunner: one step on one device, forward -> logits -> sample -> verify -> draft, in that order."""
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from deepinfer.models.base import Model
-from deepinfer.runtime.batch_builder import BatchBuilder
+from deepinfer.models.base import Drafter, ForwardOutput, Model
+from deepinfer.runtime.async_batch import DeviceStep, Remap, correct_batch
+from deepinfer.runtime.batch import Batch
 from deepinfer.runtime.caches import Caches
+from deepinfer.sampling.draft import DraftChooser
 from deepinfer.sampling.inputs import SamplingInputs
 from deepinfer.sampling.sampler import Sampler, SampleResult
+from deepinfer.sampling.verify import coupled_test, leading_run
 from deepinfer.utils.timer import Timers
 
 # Bytes of float32 logits that a step holds at once; rows beyond are sampled in slices.
@@ -22,7 +25,7 @@ LOGITS_BYTES = 256 << 20
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step decided, on the host; R output rows. Arrays that no row asked for are None."""
+    """What a step decided, on the host; R output rows, S sequences. What nobody asked for is None."""
 
     token_ids: np.ndarray  # [R] int32
     faults: np.ndarray  # [R] uint8, 0 where the row is sound
@@ -30,83 +33,194 @@ class StepResult:
     ranks: np.ndarray | None  # [R] int32
     top_ids: np.ndarray | None  # [R, K] int32
     top_logprobs: np.ndarray | None  # [R, K] float32
+    num_emitted: np.ndarray | None = None  # [S] int32, decode steps
+    drafts: np.ndarray | None = None  # [S, k] int32
+    confidences: np.ndarray | None = None  # [S, k] float32
 
     def as_arrays(self) -> dict[str, np.ndarray | None]:
         """Arguments of the core's `commit`."""
         return {
             "tokens": self.token_ids,
+            "num_emitted": self.num_emitted,
             "logprobs": self.logprobs,
             "ranks": self.ranks,
             "top_ids": self.top_ids,
             "top_logprobs": self.top_logprobs,
             "faults": self.faults,
+            "drafts": self.drafts,
+            "confidences": self.confidences,
         }
 
 
 class ModelRunner:
-    """Runs plans on a loaded model."""
+    """Runs steps on a loaded model. A step is `forward`, then `sample`; the device keeps what lies between.
 
-    def __init__(self, model: Model, caches: Caches, sampler: Sampler, builder: BatchBuilder) -> None:
+    Args:
+        model: the backbone.
+        drafter: proposes drafts after every step; None for no speculation.
+        caches: both pools.
+        sampler: chooses tokens.
+        num_draft_tokens: drafts proposed per sequence, 0 without a drafter.
+        temperatures: [num_draft_tokens] divide the drafter's confidence logits.
+        token_map: [vocab] int32 compressed ids of tokens; None when the model hashes no n-grams.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        drafter: Drafter | None,
+        caches: Caches,
+        sampler: Sampler,
+        *,
+        num_draft_tokens: int,
+        temperatures: Tensor,
+        token_map: Tensor | None,
+    ) -> None:
         self._model = model
+        self._drafter = drafter
         self._caches = caches
         self._sampler = sampler
-        self._builder = builder
+        self._num_draft_tokens = num_draft_tokens
+        self._temperatures = temperatures
+        self._token_map = token_map
+        self._batch: Batch | None = None
+        self._output: ForwardOutput | None = None
+        self._last: DeviceStep | None = None  # what the previous step left
+        self.timers = Timers()
 
     @torch.inference_mode()
-    def run(self, plan: Any, timers: Timers) -> StepResult:
-        """Run one step.
+    def forward(self, batch: Batch, remap: Remap | None) -> None:
+        """Launch the backbone.
 
         Args:
-            plan: a `_core.StepPlan`.
-            timers: takes the host's time of the sections build, forward and sample.
-
-        Returns:
-            The sampled tokens (and what else was asked for) of the plan's output rows.
+            batch: the step's inputs, as the host knows them.
+            remap: what to correct from the step before; None when the host knew everything.
         """
-        with timers.timed("build"):
-            batch = self._builder.batch(plan)
-        with timers.timed("forward"):
-            hidden = self._model.forward(batch, self._caches).hidden_states
-        with timers.timed("build"):
-            inputs = self._builder.sampling(plan)
-        with timers.timed("sample"):
-            return self._sample(hidden, inputs)
+        with self.timers.timed("forward"):
+            if remap is not None and self._last is not None:
+                batch = correct_batch(batch, remap, self._last, self._token_map)
+            self._batch = batch
+            self._output = self._model.forward(batch, self._caches, want_features=self._drafter is not None)
 
-    def _sample(self, hidden: Tensor, inputs: SamplingInputs) -> StepResult:
+    @torch.inference_mode()
+    def sample(self, inputs: SamplingInputs) -> StepResult:
+        """Choose the tokens of the step whose `forward` ran last, verify its drafts and propose new ones.
+
+        Args:
+            inputs: parameters of the output rows.
+        """
+        batch, output = self._batch, self._output
+        assert batch is not None and output is not None, "sample without forward"
+        with self.timers.timed("sample"):
+            chosen = self._choose(output.hidden_states, inputs)
+            verified = self._verify(batch, chosen, inputs)
+        drafts, confidences = None, None
+        if self._drafter is not None:
+            with self.timers.timed("draft"):
+                drafts, confidences = self._propose(batch, output, inputs, verified)
+        self._batch = self._output = None
+        self._last = DeviceStep(verified.emitted, verified.num_emitted, drafts)
+        return StepResult(
+            token_ids=_host(chosen.token_ids),
+            faults=_host(chosen.faults),
+            logprobs=_host(chosen.logprobs),
+            ranks=_host(chosen.ranks),
+            top_ids=_host(chosen.top_ids),
+            top_logprobs=_host(chosen.top_logprobs),
+            num_emitted=None if batch.is_prefill else _host(verified.num_emitted),
+            drafts=_host(drafts),
+            confidences=_host(confidences),
+        )
+
+    def _choose(self, hidden: Tensor, inputs: SamplingInputs) -> SampleResult:
+        """The plain sampler's token of every row; few logits exist at once."""
         num_rows = hidden.shape[0]
         rows = max(1, LOGITS_BYTES // (4 * self._model.spec.vocab_size))
         if num_rows <= rows:
-            return _to_host([self._sampler.sample(self._model.compute_logits(hidden), inputs)])
+            return self._sampler.sample(self._model.compute_logits(hidden), inputs)
         parts = []
         for start in range(0, num_rows, rows):
             stop = min(start + rows, num_rows)
             logits = self._model.compute_logits(hidden[start:stop])
             parts.append(self._sampler.sample(logits, inputs.slice(start, stop)))
-        return _to_host(parts)
+        return _concatenate(parts)
+
+    def _verify(self, batch: Batch, chosen: SampleResult, inputs: SamplingInputs) -> _Verified:
+        """Which rows of each sequence stand."""
+        if batch.is_prefill:
+            # The last output row of a sequence whose known tokens end in this chunk draws its next token.
+            samples = batch.total_lens == batch.seqlens_k
+            final = (inputs.row_offsets[1:] - 1).clamp(min=0)
+            emitted = torch.where(samples, chosen.token_ids[final.long()], 0)[:, None]
+            emitted = torch.nn.functional.pad(emitted, (0, self._num_draft_tokens))
+            return _Verified(emitted, samples.int(), final)
+        run = leading_run(coupled_test(chosen.token_ids, inputs.draft_ids, chosen.faults), inputs.row_offsets)
+        first = inputs.row_offsets[:-1]
+        place = torch.arange(self._num_draft_tokens + 1, dtype=torch.int32, device=first.device)
+        rows = torch.minimum(first[:, None] + place, first[:, None] + run[:, None])
+        emitted = torch.where(place <= run[:, None], chosen.token_ids[rows.long()], 0)
+        return _Verified(emitted, run + 1, first + run)
+
+    def _propose(
+        self, batch: Batch, output: ForwardOutput, inputs: SamplingInputs, verified: _Verified
+    ) -> tuple[Tensor, Tensor]:
+        """Drafts and confidences, [S, k] each; 0 where a sequence has sampled nothing."""
+        num_seqs, width = batch.num_seqs, self._num_draft_tokens
+        drafts = batch.input_ids.new_zeros(num_seqs, width)
+        confidences = torch.zeros(num_seqs, width, device=drafts.device)
+        self._drafter.store_context(output.features, output.feature_rows, batch, self._caches)
+        offsets = inputs.host["row_offsets"]
+        # A prefill's sequences with an output row may still be scoring their prompt only.
+        seqs = verified.num_emitted.nonzero().squeeze(1) if batch.is_prefill else slice(None)
+        first_rows = offsets[1:] - 1 if batch.is_prefill else offsets[:-1]
+        host_seqs = seqs.cpu().numpy() if batch.is_prefill else slice(None)
+        final = verified.final_rows[seqs].long()
+        if final.shape[0] == 0:
+            return drafts, confidences
+        chooser = DraftChooser(self._sampler, inputs, first_rows[host_seqs], inputs.token_index[final])
+        last = (verified.num_emitted[seqs] - 1).clamp(min=0).long()
+        proposal = self._drafter.propose(
+            verified.emitted[seqs].gather(1, last[:, None]).squeeze(1),
+            batch.positions[batch.output_rows[final].long()] + 1,
+            batch.state_slots[seqs],
+            self._caches,
+            chooser,
+            width,
+        )
+        drafts[seqs] = proposal.tokens
+        confidences[seqs] = torch.sigmoid((proposal.confidence_logits / self._temperatures).clamp(-60, 60))
+        return drafts, confidences
 
 
-def _to_host(parts: list[SampleResult]) -> StepResult:
-    """One StepResult of the slices' results."""
-    columns = max((part.top_ids.shape[1] for part in parts if part.top_ids is not None), default=0)
+@dataclass(frozen=True)
+class _Verified:
+    """Outcome of verification; S sequences, k drafts."""
 
-    def joined(name: str) -> np.ndarray | None:
-        tensors = [getattr(part, name) for part in parts]
-        if all(tensor is None for tensor in tensors):
-            return None
-        kind = next(tensor for tensor in tensors if tensor is not None)
-        rows = [
-            part.token_ids.new_zeros((part.token_ids.shape[0], *kind.shape[1:]), dtype=kind.dtype)
-            if tensor is None
-            else tensor
-            for part, tensor in zip(parts, tensors, strict=True)
-        ]
-        if kind.dim() == 2:
-            rows = [torch.nn.functional.pad(row, (0, columns - row.shape[1])) for row in rows]
-        return (rows[0] if len(rows) == 1 else torch.cat(rows)).cpu().numpy()
+    emitted: Tensor  # [S, k + 1] int32 accepted drafts, then the sampled token; 0 behind
+    num_emitted: Tensor  # [S] int32
+    final_rows: Tensor  # [S] int32 output row that drew the last of them
 
-    return StepResult(
-        **{
-            name: joined(name)
-            for name in ("token_ids", "faults", "logprobs", "ranks", "top_ids", "top_logprobs")
-        }
-    )
+
+def _concatenate(parts: list[SampleResult]) -> SampleResult:
+    """One result of consecutive slices of rows; slices that nobody asked for values of hold zeros."""
+    whole: dict[str, Tensor | None] = {}
+    for name in (field.name for field in dataclasses.fields(SampleResult)):
+        values = [getattr(part, name) for part in parts]
+        given = [value for value in values if value is not None]
+        if not given:
+            whole[name] = None
+            continue
+        columns = max(value.shape[1] for value in given) if given[0].dim() == 2 else None
+        rows = []
+        for part, value in zip(parts, values, strict=True):
+            shape = (part.token_ids.shape[0],) if columns is None else (part.token_ids.shape[0], columns)
+            full = given[0].new_zeros(shape)
+            if value is not None:
+                full[..., : value.shape[-1]] = value
+            rows.append(full)
+        whole[name] = torch.cat(rows)
+    return SampleResult(**whole)
+
+
+def _host(tensor: Tensor | None) -> np.ndarray | None:
+    return None if tensor is None else tensor.cpu().numpy()

@@ -129,3 +129,26 @@ class SamplingInputs:
         host["row_offsets"] = np.clip(self.host["row_offsets"], start, stop) - np.int32(start)
         device["row_offsets"] = self.row_offsets.clamp(start, stop) - start
         return SamplingInputs(**device, host=host)
+
+    def take(self, rows: np.ndarray) -> SamplingInputs:
+        """One row of each of some sequences, renumbered from 0; every sequence then has one row.
+
+        Args:
+            rows: [n] int64 on the host, ascending and distinct.
+        """
+        host = {name: self.host[name][rows] for name in _DENSE}
+        for row_name, *value_names in _TRIPLETS:
+            owner = np.searchsorted(rows, self.host[row_name])
+            kept = np.flatnonzero(np.isin(self.host[row_name], rows))
+            host[row_name] = owner[kept].astype(np.int32)
+            for name in value_names:
+                host[name] = self.host[name][kept]
+        kept = np.flatnonzero(np.isin(self.host["allowed_rows"], rows))
+        offsets = self.host["allowed_offsets"]
+        lists = [self.host["allowed_tokens"][offsets[i] : offsets[i + 1]] for i in kept]
+        host["allowed_rows"] = np.searchsorted(rows, self.host["allowed_rows"][kept]).astype(np.int32)
+        host["allowed_offsets"] = np.cumsum([0, *map(len, lists)], dtype=np.int32)
+        host["allowed_tokens"] = np.concatenate([*lists, np.empty(0, np.int32)]).astype(np.int32)
+        host["row_offsets"] = np.arange(rows.shape[0] + 1, dtype=np.int32)
+        device = {name: torch.from_numpy(array).to(self.device) for name, array in host.items()}
+        return SamplingInputs(**device, host=host)

@@ -1,0 +1,89 @@
+"""Executor: the device's work as a queue, so that the host can plan the next step meanwhile.
+
+On a GPU launches are asynchronous by nature. On a CPU the model would block the host, so it runs in a thread
+of its own that takes launches in order, like a stream; torch releases the interpreter while it computes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from deepinfer.runtime.async_batch import Remap
+from deepinfer.runtime.batch import Batch
+from deepinfer.runtime.model_runner import ModelRunner, StepResult
+from deepinfer.sampling.inputs import SamplingInputs
+
+
+class Executor:
+    """Runs a ModelRunner's launches in order.
+
+    Args:
+        runner: the device's work.
+        use_thread: launch into a thread (asynchronous scheduling); False runs each launch at once.
+
+    Attributes:
+        busy_seconds: time the device worked.
+        idle_seconds: time it waited for the host between two launches that were both pending work of one run.
+    """
+
+    def __init__(self, runner: ModelRunner, use_thread: bool) -> None:
+        self._runner = runner
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="deepinfer-device") if use_thread else None
+        self._forward: Future[None] | None = None
+        self._last_end: float | None = None
+        self.busy_seconds = 0.0
+        self.idle_seconds = 0.0
+
+    def forward(self, batch: Batch, remap: Remap | None) -> None:
+        """Queue a step's backbone; a fault shows in the result of the `sample` that follows."""
+        self._forward = self._launch(self._runner.forward, batch, remap)
+
+    def sample(self, inputs: SamplingInputs) -> Future[StepResult]:
+        """Queue the sampling of the step whose `forward` was queued last."""
+        forward, self._forward = self._forward, None
+        assert forward is not None, "sample without forward"
+
+        def run() -> StepResult:
+            forward.result()  # raises what the forward raised; it ran before in the same queue
+            return self._runner.sample(inputs)
+
+        return self._launch(run)
+
+    def pause(self) -> None:
+        """The host has nothing to launch: the time until the next launch is no one's idle time."""
+        self._last_end = None
+
+    def drain(self) -> None:
+        """Wait until everything queued has run, whatever its outcome."""
+        if self._pool is not None:
+            self._pool.submit(lambda: None).result()
+        self._forward = None
+        self._last_end = None
+
+    def close(self) -> None:
+        """Finish what is queued and end the thread."""
+        if self._pool is not None:
+            self._pool.shutdown()
+
+    def _launch(self, work: Callable[..., Any], *args: Any) -> Future[Any]:
+        if self._pool is not None:
+            return self._pool.submit(self._timed, work, *args)
+        done: Future[Any] = Future()
+        try:
+            done.set_result(self._timed(work, *args))
+        except Exception as error:
+            done.set_exception(error)
+        return done
+
+    def _timed(self, work: Callable[..., Any], *args: Any) -> Any:
+        start = time.perf_counter()
+        if self._last_end is not None:
+            self.idle_seconds += start - self._last_end
+        try:
+            return work(*args)
+        finally:
+            self._last_end = time.perf_counter()
+            self.busy_seconds += self._last_end - start

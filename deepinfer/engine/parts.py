@@ -1,0 +1,167 @@
+"""Parts: what an engine is made of, built from its arguments and settings in order."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from deepinfer import native
+from deepinfer.checkpoint.loader import Checkpoint, load_model, load_tokenizer, open_checkpoint
+from deepinfer.checkpoint.tokenizer import Tokenizer
+from deepinfer.config import CacheConfig, SchedulerConfig
+from deepinfer.engine.arg_utils import BLOCK_SIZE, EngineArgs
+from deepinfer.models.base import ModelSpec
+from deepinfer.runtime.batch_builder import BatchBuilder
+from deepinfer.runtime.cache_layout import CacheLayout
+from deepinfer.runtime.caches import Caches
+from deepinfer.runtime.model_runner import ModelRunner
+from deepinfer.sampling.sampler import Sampler
+from deepinfer.settings import Settings
+
+
+@dataclass(frozen=True)
+class EngineParts:
+    """One engine's parts.
+
+    Attributes:
+        core_module: the `_core` module.
+        core: its `EngineCore`, which decides who runs.
+        runner: the device's work.
+        builder: turns the core's plans into the runner's inputs.
+    """
+
+    tokenizer: Tokenizer
+    spec: ModelSpec
+    scheduler_config: SchedulerConfig
+    cache_config: CacheConfig
+    core_module: Any
+    core: Any
+    runner: ModelRunner
+    builder: BatchBuilder
+    use_async: bool
+
+
+def build_parts(args: EngineArgs, settings: Settings) -> EngineParts:
+    """Load the checkpoint and allocate everything a step needs.
+
+    Raises:
+        CheckpointError: when the checkpoint is not what its config says.
+        ValueError: when arguments or settings contradict each other or the model.
+    """
+    torch.manual_seed(args.seed)
+    device = torch.device("cpu")
+    checkpoint = open_checkpoint(args.model, args.revision)
+    tokenizer = load_tokenizer(checkpoint, args.tokenizer, args.tokenizer_revision or args.revision)
+    arithmetic = args.resolve_arithmetic(settings)
+    use_async = args.resolve_async(settings)
+    num_drafts = settings.num_draft_tokens if checkpoint.config.num_nextn_predict_layers else 0
+    model, drafter = load_model(
+        checkpoint, arithmetic, with_drafter=num_drafts > 0, use_tqdm=sys.stderr.isatty()
+    )
+    spec = model.spec
+    if num_drafts > spec.draft_block_size:
+        raise ValueError(
+            f"DEEPINFER_USE_NEXTN_DECODE={num_drafts}: this drafter was trained for blocks of "
+            f"{spec.draft_block_size} tokens; choose 0 to {spec.draft_block_size}"
+        )
+    scheduler = args.resolve_scheduler(checkpoint.config.max_position_embeddings, num_drafts)
+    block = spec.draft_block_size if num_drafts else 0  # the drafter's block is computed whole
+    backtracking = max(settings.max_backtracking_tokens or 0, block + 1)
+    layout = CacheLayout.build(
+        spec, release=arithmetic.release_caches, block_size=BLOCK_SIZE, max_backtracking=backtracking
+    )
+    cache = args.resolve_cache(scheduler, settings, layout.block_bytes, layout.slot_bytes, backtracking)
+    core_module = native.load_core()
+    core = core_module.EngineCore(
+        _core_config(core_module, args, settings, scheduler, cache, checkpoint, spec, use_async)
+    )
+    token_map = None
+    if spec.max_ngram:
+        own = load_tokenizer(checkpoint) if args.tokenizer else tokenizer  # the model's, whoever encodes
+        fold = own.compressed_vocab()
+        core.set_compressed_vocab(fold.token_map, fold.pad_id)
+        token_map = torch.from_numpy(fold.token_map).to(device)
+    runner = ModelRunner(
+        model,
+        drafter,
+        Caches(layout, cache.num_blocks, cache.num_state_slots, device),
+        Sampler(
+            spec.vocab_size,
+            banned_token_ids=_banned_ids(tokenizer, settings, spec),
+            force_top_k=settings.sampler_force_topk,
+            logprobs_mode=args.logprobs_mode,
+            device=device,
+        ),
+        num_draft_tokens=num_drafts,
+        temperatures=_confidence_temperatures(checkpoint.config, num_drafts).to(device),
+        token_map=token_map,
+    )
+    return EngineParts(
+        tokenizer=tokenizer,
+        spec=spec,
+        scheduler_config=scheduler,
+        cache_config=cache,
+        core_module=core_module,
+        core=core,
+        runner=runner,
+        builder=BatchBuilder(core, device),
+        use_async=use_async,
+    )
+
+
+def _confidence_temperatures(config: Any, num_drafts: int) -> Tensor:
+    """[num_drafts] float32 of the checkpoint's calibration, else 1."""
+    given = config.dspark_sts_temperatures or (1.0,) * config.dspark_block_size
+    return torch.tensor(given[:num_drafts], dtype=torch.float32)
+
+
+def _banned_ids(tokenizer: Tokenizer, settings: Settings, spec: ModelSpec) -> list[int]:
+    """Ids that are never sampled: what no text stands for, and the blacklist."""
+    banned = {*tokenizer.undecodable_ids, *tokenizer.internal_ids}
+    for first, last in settings.decode_token_blacklist:
+        if last >= spec.vocab_size:
+            raise ValueError(
+                f"DEEPINFER_DECODE_TOKEN_BLACKLIST names token {last}; the vocabulary ends at "
+                f"{spec.vocab_size - 1}"
+            )
+        banned.update(range(first, last + 1))
+    return sorted(banned)
+
+
+def _core_config(
+    core: Any,
+    args: EngineArgs,
+    settings: Settings,
+    scheduler: SchedulerConfig,
+    cache: CacheConfig,
+    checkpoint: Checkpoint,
+    spec: ModelSpec,
+    use_async: bool,
+) -> Any:
+    """The C++ core's configuration."""
+    image_token = checkpoint.config.image_token_id
+    config = core.CoreConfig(
+        max_num_seqs=scheduler.max_num_seqs,
+        max_num_batched_tokens=scheduler.max_num_batched_tokens,
+        max_model_len=scheduler.max_model_len,
+        vocab_size=spec.vocab_size,
+        block_size=cache.block_size,
+        num_blocks=cache.num_blocks,
+        num_state_slots=cache.num_state_slots,
+        chunked_prefill=scheduler.chunked_prefill,
+        min_prefill_chunk=max(1, args.lookahead_tokens),
+        max_prefill_tflops=scheduler.max_prefill_tflops,
+        stop_preempted_request=scheduler.stop_preempted_request,
+        num_draft_tokens=scheduler.num_draft_tokens,
+        async_scheduling=use_async,
+        max_ngram=spec.max_ngram,
+        image_token_begin=image_token,
+        image_token_end=image_token + 1,
+    )
+    if settings.prefill_max_sum_seqlen_k is not None:
+        config.max_sum_seqlen_k = settings.prefill_max_sum_seqlen_k
+    return config

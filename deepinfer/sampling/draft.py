@@ -1,0 +1,51 @@
+"""Drafts: the sampling parameters under which a drafter chooses its tokens.
+
+A draft is accepted when it equals the token that the target draws at the same index, so it is drawn with the
+same transforms and the same noise. What depends on tokens that this step itself emits (penalty history, the
+minimum length) is taken as of the sequence's first row: a draft may then be worse, never wrong, and nothing
+has to be read back from the device.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from deepinfer.sampling.inputs import SamplingInputs
+from deepinfer.sampling.sampler import Sampler
+
+
+class DraftChooser:
+    """Chooses the tokens of each draft step for n sequences; the `choose` of a drafter's `propose`.
+
+    Args:
+        sampler: the engine's.
+        inputs: the step's parameters.
+        first_rows: [n] int64 on the host, ascending: first sampling row of each sequence that drafts.
+        anchor_index: [n] int64 on the device: absolute index of the token that each sequence chose last.
+    """
+
+    def __init__(
+        self, sampler: Sampler, inputs: SamplingInputs, first_rows: np.ndarray, anchor_index: Tensor
+    ) -> None:
+        self._sampler = sampler
+        self._inputs = _first_rows_only(inputs, first_rows)
+        self._anchor_index = anchor_index
+
+    def __call__(self, step: int, logits: Tensor) -> Tensor:
+        """[n, V] float32 logits of draft `step` (0, 1, ...) -> [n] int32 tokens."""
+        inputs = dataclasses.replace(self._inputs, token_index=self._anchor_index + (1 + step))
+        return self._sampler.sample(logits, inputs).token_ids
+
+
+def _first_rows_only(inputs: SamplingInputs, rows: np.ndarray) -> SamplingInputs:
+    """The given rows, renumbered from 0, that ask for nothing but a token."""
+    taken = inputs.take(rows)
+    count = rows.shape[0]
+    minus_one = np.full(count, -1, dtype=np.int32)
+    neutral = {"num_logprobs": minus_one, "forced": minus_one, "draft_ids": minus_one}
+    device = {name: torch.from_numpy(value).to(inputs.device) for name, value in neutral.items()}
+    return dataclasses.replace(taken, **device, host={**taken.host, **neutral})
