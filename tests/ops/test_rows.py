@@ -134,7 +134,7 @@ def test_route_topk(instruction_set: str, num_rows: int, experts: int, selected:
 
 
 def test_scores_over_the_whole_range(instruction_set: str) -> None:
-    """With every expert chosen and no bias, the ratios of weights show each score; below -87 e^x is subnormal."""
+    """With every expert chosen and no bias, ratios of weights show each score; below -87 e^x is subnormal."""
     logits = torch.cat([torch.linspace(-86, 100, 4001), torch.linspace(-1, 1, 999)])[None]
     ids, weights = rows.route_topk(logits, torch.zeros(5000), 5000, 1.0, None, None)
     scores = torch.nn.functional.softplus(logits.double(), threshold=1e9).sqrt()[0]

@@ -1,8 +1,8 @@
 """Choose an operator's backend from the device of its tensors.
 
 An operator package holds one module per backend beside its `op.py`. A backend module is imported when a
-tensor of its device first arrives, so a machine without an accelerator never loads kernel code. A program with
-a faster function for some device registers it, and it takes the module's place.
+tensor of its device first arrives, so a machine without an accelerator never loads kernel code. A program
+with a faster function for some device registers it, and it takes the module's place.
 """
 
 from __future__ import annotations
