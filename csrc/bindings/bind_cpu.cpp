@@ -115,4 +115,5 @@ PYBIND11_MODULE(_cpu_ops, m) {
             },
             "Strides of codes and scales are in bytes.", py::call_guard<py::gil_scoped_release>());
     bind_row_ops(context);
+    bind_sampling(context);
 }

@@ -22,4 +22,7 @@ inline DType dtype_of(bool is_bfloat16) { return is_bfloat16 ? DType::kBFloat16 
 /// Adds the operators of cpu/row_ops.hpp as methods.
 void bind_row_ops(ContextClass& context);
 
+/// Adds the search of cpu/gumbel.hpp.
+void bind_sampling(ContextClass& context);
+
 }  // namespace deepinfer::cpu

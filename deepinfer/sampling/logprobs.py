@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 FLOOR = -9999.0  # log-probability of the impossible
+MASK32 = 0xFFFFFFFF
 
 
 class LogprobsMode(StrEnum):
@@ -48,14 +49,12 @@ def gather_logprobs(scores: Tensor, token_ids: Tensor, num_top: int) -> Logprobs
     # + 0.0 makes one zero of both, which the order by bits below would tell apart.
     scores = scores + 0.0
     chosen = scores.gather(-1, token_ids[:, None])
-    ids = torch.arange(scores.shape[1], device=scores.device)
-    ahead = (scores > chosen) | ((scores == chosen) & (ids < token_ids[:, None]))
     top = scores.amax(dim=-1, keepdim=True)
     log_total = torch.exp(scores - top).sum(dim=-1, keepdim=True, dtype=torch.float64).log() + top.double()
     order = _top_ids(scores, min(num_top, scores.shape[1]))
     return Logprobs(
         chosen=_normalise(chosen, log_total).squeeze(-1),
-        ranks=ahead.sum(dim=-1, dtype=torch.int32) + 1,
+        ranks=_ranks(scores, chosen, token_ids),
         top_ids=order.int(),
         top=_normalise(scores.gather(-1, order), log_total),
     )
@@ -67,15 +66,36 @@ def _normalise(scores: Tensor, log_total: Tensor) -> Tensor:
     return values.nan_to_num(nan=FLOOR, neginf=FLOOR).clamp_(FLOOR, 0.0)
 
 
+def _ranks(scores: Tensor, chosen: Tensor, token_ids: Tensor) -> Tensor:
+    """[L] int32, 1 + the number of tokens that come before each row's token, ties by lower id."""
+    ranks = (scores > chosen).sum(dim=-1)
+    tied = ((scores >= chosen).sum(dim=-1) - ranks > 1).nonzero().squeeze(-1)
+    if tied.shape[0]:
+        ids = torch.arange(scores.shape[1], device=scores.device)
+        equal = scores[tied] == chosen[tied]
+        ranks[tied] += (equal & (ids < token_ids[tied, None])).sum(dim=-1)
+    return (ranks + 1).int()
+
+
 def _top_ids(scores: Tensor, count: int) -> Tensor:
     """[L, count] int64 ids of the best scores, descending, equal scores by ascending id.
 
-    Score and id make one 64-bit key, so the order is total and no library's rule for ties matters.
+    For tokens not below a row's count-th best value, score and id make one 64-bit key: the order is total,
+    and no library's rule for ties matters.
     """
-    if count == 0:
-        return scores.new_empty((scores.shape[0], 0), dtype=torch.int64)
-    bits = scores.view(torch.int32).long()
+    num_rows, vocab_size = scores.shape
+    if count == 0 or num_rows == 0:
+        return scores.new_empty((num_rows, count), dtype=torch.int64)
+    last = torch.topk(scores, count, dim=-1).values[:, -1:]
+    rows, ids = (scores >= last).nonzero(as_tuple=True)
+    bits = scores[rows, ids].view(torch.int32).long()
     ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)  # order of the floats as order of the integers
-    ids = torch.arange(scores.shape[1], device=scores.device)
-    keys = (ordered << 32) | (0xFFFFFFFF - ids)
-    return 0xFFFFFFFF - (torch.topk(keys, count, dim=-1).values & 0xFFFFFFFF)
+    keys = (ordered << 32) | (MASK32 - ids)
+    lengths = torch.bincount(rows, minlength=num_rows)
+    place = torch.arange(rows.shape[0], device=rows.device) - (lengths.cumsum(0) - lengths)[rows]
+    width = max(count, int(lengths.max()))
+    table = keys.new_full((num_rows, width), torch.iinfo(torch.int64).min)
+    table[rows, place] = keys
+    best = torch.topk(table, count, dim=-1).values
+    # A row with NaN has no keys; its ids mean nothing but have to exist.
+    return (MASK32 - (best & MASK32)).clamp_(max=vocab_size - 1)
