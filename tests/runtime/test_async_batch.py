@@ -190,9 +190,7 @@ def test_only_what_can_be_wrong_changes(case):
     )
     corrected = world.correct(planned)
     for name in Batch.tensor_names():
-        assert torch.equal(getattr(planned, name), getattr(before, name)), (
-            f"the plan's {name} was written to"
-        )
+        assert torch.equal(getattr(planned, name), getattr(before, name)), f"the plan's {name} was written to"
         if name not in ("input_ids", "positions", "seqlens_k", "total_lens", "ngram_ids"):
             assert getattr(corrected, name) is getattr(planned, name), name
     assert (corrected.max_seqlen_k, corrected.is_prefill) == (planned.max_seqlen_k, False)
