@@ -14,6 +14,19 @@ void require_size(const char* name, size_t size, int64_t expected, const char* m
     }
 }
 
+/// Alternatives that the outcome has to report, -1 none: sequences that ended since the plan was made no
+/// longer ask.
+int32_t wanted_logprobs(const StepPlan& plan) {
+    int32_t wanted = -1;
+    for (const PlanSequence& entry : plan.sequences) {
+        if (entry.sequence->is_finished()) continue;
+        const SequenceParams& params = entry.sequence->params;
+        if (entry.num_samples > 0) wanted = std::max(wanted, params.num_logprobs);
+        if (entry.num_scoring > 0) wanted = std::max(wanted, params.num_prompt_logprobs);
+    }
+    return wanted;
+}
+
 /// Copies the log-probability of output row `row` to entry `index` of a store.
 void keep_logprob(LogprobStore& store, const StepOutcome& outcome, int32_t row, int32_t index) {
     const size_t size = static_cast<size_t>(index) + 1;
@@ -208,11 +221,12 @@ void check_outcome(const StepPlan& plan, const StepOutcome& outcome, int32_t voc
                  "sequences times k");
     require_size("confidences", outcome.confidences.size(), int64_t{plan.num_seqs()} * outcome.draft_width,
                  "sequences times k");
-    if (plan.max_num_logprobs >= 0 && outcome.logprobs.empty() && plan.num_outputs > 0) {
+    const int32_t wanted = wanted_logprobs(plan);
+    if (wanted >= 0 && outcome.logprobs.empty()) {
         throw std::invalid_argument("the plan asks for log-probabilities, logprobs is missing");
     }
-    if (plan.max_num_logprobs > outcome.top_width) {
-        throw std::invalid_argument(concat("the plan asks for the top ", plan.max_num_logprobs,
+    if (wanted > outcome.top_width) {
+        throw std::invalid_argument(concat("the plan asks for the top ", wanted,
                                            " log-probabilities, top_ids has ", outcome.top_width,
                                            " columns"));
     }

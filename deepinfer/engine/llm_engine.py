@@ -133,11 +133,18 @@ class LLMEngine:
         try:
             return self._step()
         except BaseException:  # an interrupt or a fault: forget what runs, its sequences are recomputed
-            self._executor.drain()
             self._in_flight = None
-            self.core.discard_in_flight()
-            self._assembler.note_interruption()
+            try:
+                self._executor.drain()
+            finally:  # also when a second interrupt comes: what runs still ends before what is launched next
+                self.core.discard_in_flight()
+                self._assembler.note_interruption()
             raise
+
+    def settle(self) -> None:
+        """Commit the step in flight when no request is left, so that every block and slot is free."""
+        if self._in_flight is not None and not self.has_unfinished_requests():
+            self.step()
 
     def _step(self) -> list[RequestOutput]:
         timers = self.stats.timers

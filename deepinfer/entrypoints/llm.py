@@ -214,6 +214,7 @@ class LLM:
             for request_id in row_of:
                 self._arrived.pop(request_id, None)
             progress.close()
+            engine.settle()
 
     def _step(self) -> None:
         """One step of the engine; results go to the calls that await them."""
