@@ -95,7 +95,13 @@ private:
                 end(sequence, FinishReason::kError, fault(row));
                 return 0;
             }
-            keep_logprob(*sequence.prompt_logprobs, outcome_, row, entry.first_scoring + j);
+            LogprobStore& store = *sequence.prompt_logprobs;
+            const int32_t index = entry.first_scoring + j;
+            keep_logprob(store, outcome_, row, index);
+            if (state_.config.is_image_token(sequence.tokens[index + 1])) {
+                store.values[index] = kLogprobFloor;
+                store.ranks[index] = 0;
+            }
             sequence.num_scored = entry.first_scoring + j + 1;
         }
         if (entry.num_samples == 0) return 0;

@@ -39,6 +39,10 @@ void CoreConfig::validate() const {
     }
     require_at_least("max_sum_seqlen_k", max_sum_seqlen_k, max_model_len, "one sequence of max_model_len");
     require_at_least("max_prefill_tflops", max_prefill_tflops, 0.0, "0 means no limit");
+    if (max_prefill_tflops > 0.0 && attention_terms.empty()) {
+        throw std::invalid_argument(
+            "max_prefill_tflops needs attention_terms: without them every prompt is free");
+    }
     require_at_least("min_prefill_chunk", min_prefill_chunk, 1, "tokens");
     require_at_least("prefill_attempt_interval", prefill_attempt_interval, 1, "decode steps");
     require_at_least("max_overtakes", max_overtakes, 0, "0 admits in strict order");

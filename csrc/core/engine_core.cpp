@@ -165,7 +165,7 @@ void EngineCore::fill_sampling(StepPlan& plan, std::span<std::byte> buffer) {
     require_outstanding(plan);
     DI_CHECK(plan.num_matched == 0 || state_.in_flight.front().get() == &plan, "step ", plan.step,
              " samples before the step in front of it is committed");
-    deepinfer::fill_sampling(plan, buffer);
+    deepinfer::fill_sampling(state_.config, plan, buffer);
 }
 
 CoreCounts EngineCore::counts() {

@@ -206,7 +206,7 @@ Layout sampling_layout(StepPlan& plan) {
     return layout;
 }
 
-void fill_sampling(StepPlan& plan, std::span<std::byte> buffer) {
+void fill_sampling(const CoreConfig& config, StepPlan& plan, std::span<std::byte> buffer) {
     const Layout layout = sampling_layout(plan);
     BufferWriter writer(layout, buffer);
     DenseRows rows{};
@@ -229,7 +229,9 @@ void fill_sampling(StepPlan& plan, std::span<std::byte> buffer) {
         const Sequence& sequence = *entry.sequence;
         for (int32_t j = 0; j < entry.num_scoring; ++j) {
             const int32_t target = entry.first_scoring + j + 1;
-            rows.set_scoring(row++, target, sequence.tokens[target], sequence.params);
+            const int32_t token = sequence.tokens[target];
+            // An image token is outside of the vocabulary: nothing to force, and commit ignores the value.
+            rows.set_scoring(row++, target, config.is_image_token(token) ? -1 : token, sequence.params);
         }
         if (sequence.is_finished()) {
             for (int32_t j = 0; j < entry.num_samples; ++j) {

@@ -10,6 +10,6 @@ namespace deepinfer {
 
 /// Collects the sparse arrays into the plan and says where everything goes.
 Layout sampling_layout(StepPlan& plan);
-void fill_sampling(StepPlan& plan, std::span<std::byte> buffer);
+void fill_sampling(const CoreConfig& config, StepPlan& plan, std::span<std::byte> buffer);
 
 }  // namespace deepinfer

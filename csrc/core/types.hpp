@@ -29,6 +29,9 @@ enum class ErrorKind : uint8_t {
 /// Most drafts that a sequence can hold; `CoreConfig::num_draft_tokens` may not exceed it.
 inline constexpr int32_t kMaxDrafts = 16;
 
+/// Log-probability of what cannot occur, such as an image token in a prompt.
+inline constexpr float kLogprobFloor = -9999.0f;
+
 /// Ceiling of a / b for a >= 0, b > 0.
 constexpr int32_t div_up(int32_t a, int32_t b) { return static_cast<int32_t>((int64_t{a} + b - 1) / b); }
 

@@ -272,6 +272,16 @@ def test_scoring_rows_have_the_distribution_without_penalties_and_bans():
     assert a["ban_rows"].tolist() == [2] and plan.max_num_logprobs == 3
 
 
+def test_image_tokens_are_not_scored():
+    engine = make_engine(image_token_begin=IMAGE, image_token_end=IMAGE + 2)
+    seq_id = engine.add(make_params(num_prompt_logprobs=0), np.array([5, IMAGE, IMAGE + 1, 6], np.int32))
+    plan = engine.schedule()
+    assert inputs(engine, plan)["forced"].tolist() == [-1, -1, 6, -1]
+    commit_token(engine, plan, logprobs=np.full(4, -2.0, np.float32), ranks=np.full(4, 3, np.int32))
+    assert engine.prompt_logprobs(seq_id).tolist() == [-9999, -9999, -2]
+    assert engine.prompt_ranks(seq_id).tolist() == [0, 0, 3]
+
+
 def test_every_array_is_aligned_and_none_overlap():
     config = make_config(async_scheduling=True, num_draft_tokens=2)
     engine = core.EngineCore(config)

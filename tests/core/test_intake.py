@@ -21,6 +21,7 @@ from tests.core.harness import VOCAB, core, make_config, make_engine, make_param
         ({"chunked_prefill": False, "max_num_batched_tokens": 63}, "must be >= 64"),
         ({"max_sum_seqlen_k": 63}, "max_sum_seqlen_k=63"),
         ({"max_prefill_tflops": -1.0}, "max_prefill_tflops=-1"),
+        ({"max_prefill_tflops": 1.0}, "max_prefill_tflops needs attention_terms"),
         ({"prefill_attempt_interval": 0}, "prefill_attempt_interval=0"),
         ({"num_draft_tokens": core.MAX_DRAFTS + 1, "max_num_batched_tokens": 500}, "num_draft_tokens=17"),
         ({"image_token_begin": 9, "image_token_end": 8}, "image token range"),

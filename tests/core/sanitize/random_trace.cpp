@@ -2,8 +2,8 @@
 ///
 ///     random_trace [operations per trace]
 ///
-/// Every operation is followed by `check_integrity`; the program fails on the first broken invariant. Buffers have
-/// exactly the size that the layout asks for, so a builder that writes too far is seen.
+/// Every operation is followed by `check_integrity`; the program fails on the first broken invariant. Buffers
+/// have exactly the size that the layout asks for, so a builder that writes too far is seen.
 #include <cstdio>
 #include <cstdlib>
 #include <deque>
@@ -39,7 +39,8 @@ public:
             core_.preempt(pick());
         } else if (choice < 20 && !live_.empty()) {
             const int64_t id = pick();
-            const int32_t outputs = core_.read(id, [](const Sequence& sequence) { return sequence.num_kept_outputs(); });
+            const int32_t outputs =
+                core_.read(id, [](const Sequence& sequence) { return sequence.num_kept_outputs(); });
             core_.stop(id, below(outputs + 1), FinishReason::kStop);
         } else if (choice < 21) {
             core_.discard_in_flight();
@@ -118,7 +119,8 @@ private:
         std::vector<uint8_t> faults(rows, 0);
         for (int32_t& token : tokens) token = below(kVocab);
         for (uint8_t& fault : faults) fault = below(300) == 0 ? 1 : 0;
-        for (const PlanSequence& entry : plan->sequences) emitted.push_back(1 + below(std::max(1, entry.num_samples)));
+        for (const PlanSequence& entry : plan->sequences)
+            emitted.push_back(1 + below(std::max(1, entry.num_samples)));
         std::vector<int32_t> drafts(plan->sequences.size() * static_cast<size_t>(config_.num_draft_tokens));
         for (int32_t& draft : drafts) draft = below(kVocab + 4) < 4 ? -1 : below(kVocab);
         StepOutcome outcome;
@@ -137,7 +139,8 @@ private:
 
     void sweep() {
         std::erase_if(live_, [&](int64_t id) {
-            const bool is_finished = core_.read(id, [](const Sequence& sequence) { return sequence.is_finished(); });
+            const bool is_finished =
+                core_.read(id, [](const Sequence& sequence) { return sequence.is_finished(); });
             if (is_finished) core_.release(id);
             return is_finished;
         });
