@@ -15,8 +15,8 @@ class Experts:
     """All experts of a layer, stacked.
 
     Attributes:
-        w13: [E, 2 * I, H] float32, the rows of w1 (gate), then those of w3 (up).
-        w2: [E, H, I] float32.
+        w13: [E, 2 * I, H] bfloat16 or float32, the rows of w1 (gate), then those of w3 (up).
+        w2: [E, H, I], like `w13`.
         quantized: the checkpoint stores them with scales.
     """
 

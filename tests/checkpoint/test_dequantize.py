@@ -120,7 +120,7 @@ def test_golden_rows(units, weights: Weights) -> None:
         if ".engram.embed" in prefix:
             values = decode_table(weights, prefix, rows.tolist())
         else:
-            values = weights.linear(prefix).weight[rows]
+            values = weights.linear(prefix).weight[rows].float()
         assert torch.equal(values, decoded[f"{prefix}/values"]), prefix  # the golden values have no -0
 
 
@@ -154,7 +154,7 @@ def test_forms_that_modules_load(weights: Weights) -> None:
     assert_same_bits(both.weight, torch.cat([w1.weight, w3.weight]))
     gate = weights.linear("layers.2.ffn.gate")
     assert not gate.quantized
-    assert gate.weight.dtype == torch.float32
+    assert gate.weight.dtype == w1.weight.dtype == torch.bfloat16
     experts = weights.experts("layers.2.ffn.experts", 12)
     assert experts.w13.shape == (12, 256, 256)
     assert experts.w2.shape == (12, 256, 128)
@@ -178,3 +178,30 @@ def test_wide_table_has_no_scales(tmp_path) -> None:
     table = Weights(CheckpointReader(write(tmp_path, files))).table("layers.1.engram.embed")
     assert table.scales is None
     assert table.rows.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("scale", [0, 2, 3, 4, 254 - 16])
+def test_matrices_are_held_exactly(tmp_path, scale: int) -> None:
+    """bfloat16 holds every value of an FP8 matrix down to scale 3; below it the matrix is kept in float32."""
+    codes = bytes(code for code in range(256) if code & 127 != 127) * 2 + bytes(4)  # 512 of them
+    files = {
+        "model.safetensors": {
+            "fp8.weight": Entry("F8_E4M3", (16, 32), codes),
+            "fp8.scale": Entry("F8_E8M0", (1, 1), bytes([scale])),
+        }
+    }
+    write(tmp_path, files)
+    (tmp_path / "model.safetensors.index.json").unlink()
+    held = Weights(CheckpointReader(tmp_path)).linear("fp8").weight
+    assert held.dtype == (torch.float32 if scale < 3 else torch.bfloat16)
+    expected = torch.tensor([e4m3(code) * e8m0(scale) for code in codes], dtype=torch.float64).view(16, 32)
+    assert torch.equal(held.double(), expected)
+
+
+@pytest.mark.parametrize("stored", ["F32", "BF16"])
+def test_plain_matrices_keep_their_width(tmp_path, stored: str) -> None:
+    width = 4 if stored == "F32" else 2
+    write(tmp_path, {"model.safetensors": {"gate.weight": Entry(stored, (3, 8), bytes(24 * width))}})
+    (tmp_path / "model.safetensors.index.json").unlink()
+    weight = Weights(CheckpointReader(tmp_path)).linear("gate").weight
+    assert weight.dtype == (torch.float32 if stored == "F32" else torch.bfloat16)

@@ -16,7 +16,6 @@ from deepinfer.config import Arithmetic
 from deepinfer.layers.linear import Linear
 from deepinfer.models.deepseek_v41.config import DeepseekV41Config
 from deepinfer.models.deepseek_v41.weights import QuantTable, Weights
-from deepinfer.ops.gemm import linear
 from tilelang_ops.engram import gate_streams, hash_ngrams
 from tilelang_ops.memory import gather_dequantize
 
@@ -88,6 +87,6 @@ class Engram:
         """
         rows = gather_dequantize(self.table.rows, self.table.scales, table_rows, streams.dtype)
         # Stored rows are E4M3 with a scale already: the product takes them as they are in every arithmetic.
-        key_value = linear(rows.flatten(1), self.wkv.weight, batch_invariant=self.arithmetic.batch_invariant)
+        key_value = self.wkv(rows.flatten(1), self.arithmetic, is_rounded=True)
         gated = gate_streams(streams, key_value, self.weight, self.eps)
         return gated if is_image is None else torch.where(is_image.view(-1, 1, 1), streams, gated)

@@ -6,7 +6,7 @@ tensor and file.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +17,11 @@ from deepinfer.checkpoint.reader import CheckpointReader
 from deepinfer.layers.experts import Experts
 from deepinfer.layers.linear import Linear
 from deepinfer.models.deepseek_v41.tensors import is_stray
+
+MIN_BFLOAT16_SCALE = (
+    3  # E8M0 byte: 2^-9, the smallest E4M3 value, times its power is 2^-133, bfloat16's smallest
+)
+WIDEN_BYTES = 2 << 20  # float32 values made at a time
 
 
 @dataclass(frozen=True)
@@ -59,7 +64,9 @@ class Weights:
         return out
 
     def linear(self, *prefixes: str) -> Linear:
-        """One matrix as exact float32 [N, K]; several are stacked on rows, for example w1 and w3.
+        """One matrix [N, K]; several are stacked on rows, for example w1 and w3.
+
+        Values are exact: bfloat16 where it holds them, as for every usual FP8 and FP4 matrix, else float32.
 
         Args:
             prefixes: names without `.weight`; the first names the result. All must be stored alike.
@@ -69,7 +76,9 @@ class Weights:
         assert len(quantized) == 1 and len({shape[1] for shape in shapes}) == 1, (
             f"{prefixes=} {shapes=} {quantized=}"
         )
-        weight = torch.empty(sum(shape[0] for shape in shapes), shapes[0][1], dtype=torch.float32)
+        weight = torch.empty(
+            sum(shape[0] for shape in shapes), shapes[0][1], dtype=self._held_dtype(prefixes)
+        )
         start = 0
         for prefix, shape in zip(prefixes, shapes):
             self._fill(prefix, weight[start : start + shape[0]])
@@ -79,8 +88,10 @@ class Weights:
     def experts(self, prefix: str, num_experts: int) -> Experts:
         """The routed experts under `prefix` ("layers.0.ffn.experts"); w13 holds w1's rows, then w3's."""
         inner, hidden = self._logical_shape(f"{prefix}.0.w1")
-        w13 = torch.empty(num_experts, 2 * inner, hidden, dtype=torch.float32)
-        w2 = torch.empty(num_experts, hidden, inner, dtype=torch.float32)
+        parts = [f"{prefix}.{expert}.{name}" for expert in range(num_experts) for name in ("w1", "w3", "w2")]
+        dtype = self._held_dtype(parts)
+        w13 = torch.empty(num_experts, 2 * inner, hidden, dtype=dtype)
+        w2 = torch.empty(num_experts, hidden, inner, dtype=dtype)
         for expert in range(num_experts):
             self._fill(f"{prefix}.{expert}.w1", w13[expert, :inner])
             self._fill(f"{prefix}.{expert}.w3", w13[expert, inner:])
@@ -105,8 +116,22 @@ class Weights:
         rows, columns = self._reader.info(f"{prefix}.weight").shape
         return rows, columns * 2 if self._reader.info(f"{prefix}.weight").dtype == "I8" else columns
 
+    def _held_dtype(self, prefixes: Sequence[str]) -> torch.dtype:
+        """bfloat16 when it holds every value of these matrices exactly, else float32.
+
+        FP8 and FP4 values have at most four significant bits; only the smallest scales of an FP8 matrix would
+        put them below bfloat16's range.
+        """
+        for prefix in prefixes:
+            stored = self._reader.info(f"{prefix}.weight").dtype
+            if stored == "F32":
+                return torch.float32
+            if stored == "F8_E4M3" and int(self._reader.read(f"{prefix}.scale").min()) < MIN_BFLOAT16_SCALE:
+                return torch.float32
+        return torch.bfloat16
+
     def _fill(self, prefix: str, out: Tensor) -> None:
-        """Dequantise one matrix into `out` [rows, columns] float32, a range of rows at a time."""
+        """Dequantise one matrix into `out` [rows, columns], a range of rows at a time."""
         name, scale_name = f"{prefix}.weight", f"{prefix}.scale"
         has_scale = scale_name in self._reader
         dense = has_scale and self._reader.info(name).dtype == "F8_E4M3"
@@ -116,9 +141,11 @@ class Weights:
             if scale is None:
                 out[start:stop] = chunk
             elif dense:
-                dequantize_fp8(chunk, scale[start // GROUP : -(-stop // GROUP)], out[start:stop])
+                _widen(
+                    dequantize_fp8, chunk, scale[start // GROUP : -(-stop // GROUP)], GROUP, out[start:stop]
+                )
             else:
-                dequantize_fp4(chunk, scale[start:stop], out[start:stop])
+                _widen(dequantize_fp4, chunk, scale[start:stop], 1, out[start:stop])
             _check_finite(self._reader, name, out[start:stop])
         self._done(name)
 
@@ -152,6 +179,24 @@ class Weights:
             self._unread.remove(name)
             if self._on_read is not None:
                 self._on_read(self._reader.info(name).nbytes)
+
+
+def _widen(
+    dequantize: Callable[[Tensor, Tensor, Tensor], None],
+    data: Tensor,
+    scale: Tensor,
+    rows_per_scale: int,
+    out: Tensor,
+) -> None:
+    """Dequantise rows into `out` through a float32 buffer of a few MiB where `out` is not float32 itself."""
+    if out.dtype == torch.float32:
+        return dequantize(data, scale, out)
+    step = max(WIDEN_BYTES // (4 * out.shape[1]) // GROUP, 1) * GROUP
+    for start in range(0, out.shape[0], step):
+        stop = min(start + step, out.shape[0])
+        wide = torch.empty(stop - start, out.shape[1], dtype=torch.float32)
+        dequantize(data[start:stop], scale[start // rows_per_scale : -(-stop // rows_per_scale)], wide)
+        out[start:stop] = wide
 
 
 def _check_finite(reader: CheckpointReader, name: str, values: Tensor) -> None:
