@@ -13,9 +13,11 @@ from deepinfer.checkpoint.compressed_vocab import fold_vocabulary
 from deepinfer.checkpoint.reader import CheckpointReader
 from deepinfer.config import ARITHMETICS
 from deepinfer.models.deepseek_v41.config import DeepseekV41Config
+from deepinfer.models.deepseek_v41.dspark import Drafter
 from deepinfer.models.deepseek_v41.model import DeepseekV41Model
 from deepinfer.models.deepseek_v41.tensors import verify
 from deepinfer.models.deepseek_v41.weights import Weights
+from tests.support.draft_harness import DraftHarness
 from tests.support.forward_harness import ForwardHarness
 from tests.support.paths import MODELS
 
@@ -39,6 +41,15 @@ def load_backbone(name: str, arithmetic: str = "float32") -> DeepseekV41Model:
 
 
 @functools.cache
+def load_drafter(name: str, arithmetic: str = "float32") -> Drafter:
+    """The drafter beside `load_backbone(name, arithmetic)`; shared likewise."""
+    with CheckpointReader(MODELS[name]) as reader:
+        return Drafter.load(
+            Weights(reader), load_config(name), ARITHMETICS[arithmetic], load_backbone(name, arithmetic)
+        )
+
+
+@functools.cache
 def fold_map(name: str) -> Tensor:
     """[vocab] int32: token id -> folded id."""
     config = load_config(name)
@@ -50,3 +61,9 @@ def fold_map(name: str) -> Tensor:
 def make_harness(name: str, arithmetic: str = "float32", **options) -> ForwardHarness:
     """A `ForwardHarness` over one of the models; `options` are its keyword arguments."""
     return ForwardHarness(load_backbone(name, arithmetic), fold_map(name), **options)
+
+
+def make_draft_harness(name: str, arithmetic: str = "float32", **options) -> DraftHarness:
+    """A `DraftHarness` over one of the models and its drafter."""
+    drafter = load_drafter(name, arithmetic)
+    return DraftHarness(load_backbone(name, arithmetic), drafter, fold_map(name), **options)
