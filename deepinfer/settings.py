@@ -103,9 +103,6 @@ TEXT = Kind("any text", str)
 TOKEN_RANGES = Kind("increasing token ids and inclusive ranges such as 0..3,7,10..12", parse_token_ranges)
 
 
-NO_SPECULATION = "there is no speculative decoding"
-
-
 @dataclass(frozen=True)
 class Settings:
     """The process's settings. The whole list is the documentation of the environment."""
@@ -127,23 +124,23 @@ class Settings:
         "DEEPINFER_USE_NEXTN_DECODE",
         5,
         _integer(0),
-        "Draft tokens per request and decode step; 0 switches speculative decoding off.",
-        idle=NO_SPECULATION,
+        "Draft tokens per request and decode step, at most the drafter's block; 0 switches speculative decoding "
+        "off. A checkpoint without a drafter runs without drafts.",
     )
     use_draft_budget: bool = env(
         "DEEPINFER_ENABLE_MTP_VARLEN",
         False,
         BOOLEAN,
         "Choose how many drafts of each request to verify by the drafter's confidence.",
-        idle=NO_SPECULATION,
+        idle="every draft is verified",
     )
     max_backtracking_tokens: int | None = env(
         "DEEPINFER_MAX_BACKTRACKING_TOKENS",
         None,
         _integer(0),
         "Positions that a decode step may take back; enlarges the window and compression rings. "
-        "Never less than the draft tokens + 1.",
-        "draft tokens + 1",
+        "Never less than the drafter's block + 1.",
+        "the drafter's block + 1",
     )
     use_async_scheduling: bool | None = env(
         "DEEPINFER_ZERO_OVERHEAD_SCHEDULING",
@@ -151,7 +148,6 @@ class Settings:
         BOOLEAN,
         "Commit a decode step while the device runs the next one.",
         "1, but 0 for prefill-only engines",
-        idle="every step is committed before the next one starts",
     )
     decode_token_blacklist: tuple[tuple[int, int], ...] = env(
         "DEEPINFER_DECODE_TOKEN_BLACKLIST",
@@ -277,7 +273,7 @@ WITHOUT_EFFECT: dict[str, str] = {
     ),
     **_without_effect("it is read from the checkpoint", "ENGRAM_PAD_TOKEN"),
     **_without_effect(
-        "the drafter's confidences are used as the checkpoint gives them",
+        "the drafter's confidences are calibrated by the checkpoint's own temperatures",
         "DFLASH_CONFIDENCE_HEAD_TEMPERATURE",
     ),
     **_without_effect("this quantity is not computed", "COMPUTE_SUM_SMALLER_PROBS"),

@@ -179,8 +179,8 @@ def test_every_variable_of_the_original_is_known():
 
 
 def test_a_setting_that_has_no_effect_yet_warns_and_is_checked():
-    with pytest.warns(UserWarning, match=r"USE_NEXTN_DECODE \(there is no speculative decoding\)"):
-        assert read(USE_NEXTN_DECODE="2").num_draft_tokens == 2
+    with pytest.warns(UserWarning, match=r"CPP_LOG_LEVEL \(the native scheduler logs nothing\)"):
+        assert read(CPP_LOG_LEVEL="warn").cpp_log_level == "warn"
 
 
 def test_every_setting_with_an_effect_has_a_reader():
