@@ -98,6 +98,7 @@ def build_parts(args: EngineArgs, settings: Settings) -> EngineParts:
         ),
         num_draft_tokens=num_drafts,
         temperatures=_confidence_temperatures(checkpoint.config, num_drafts).to(device),
+        eos_token_id=tokenizer.eos_token_id,
         token_map=token_map,
     )
     return EngineParts(

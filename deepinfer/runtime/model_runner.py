@@ -62,6 +62,7 @@ class ModelRunner:
         sampler: chooses tokens.
         num_draft_tokens: drafts proposed per sequence, 0 without a drafter.
         temperatures: [num_draft_tokens] divide the drafter's confidence logits.
+        eos_token_id: the checkpoint's end of sequence.
         token_map: [vocab] int32 compressed ids of tokens; None when the model hashes no n-grams.
     """
 
@@ -74,6 +75,7 @@ class ModelRunner:
         *,
         num_draft_tokens: int,
         temperatures: Tensor,
+        eos_token_id: int,
         token_map: Tensor | None,
     ) -> None:
         self._model = model
@@ -82,6 +84,7 @@ class ModelRunner:
         self._sampler = sampler
         self._num_draft_tokens = num_draft_tokens
         self._temperatures = temperatures
+        self._eos_token_id = eos_token_id
         self._token_map = token_map
         self._batch: Batch | None = None
         self._output: ForwardOutput | None = None
@@ -188,7 +191,10 @@ class ModelRunner:
             width,
         )
         drafts[seqs] = proposal.tokens
-        confidences[seqs] = torch.sigmoid((proposal.confidence_logits / self._temperatures).clamp(-60, 60))
+        estimates = torch.sigmoid((proposal.confidence_logits / self._temperatures).clamp(-60, 60))
+        # Nothing behind a drafted end of sequence is worth verifying.
+        ends = proposal.tokens == self._eos_token_id
+        confidences[seqs] = estimates.masked_fill(ends.cumsum(1) - ends.long() > 0, 0.0)
         return drafts, confidences
 
 
