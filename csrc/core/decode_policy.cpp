@@ -49,8 +49,12 @@ DecodeChoice DecodePolicy::choose(CoreState& state, DraftBudget& budget) {
     const CoreConfig& config = state.config;
     candidates_.clear();
     questions_.clear();
+    num_blocks_ending_ = 0;
     for (Sequence* sequence : state.running) {
-        if (sequence->ends_in_flight()) continue;
+        if (sequence->ends_in_flight()) {
+            num_blocks_ending_ += sequence->num_blocks();
+            continue;
+        }
         const int32_t length = sequence->next_length();
         const int32_t at_hand = sequence->num_in_flight > 0 ? config.num_draft_tokens : sequence->num_drafts;
         // A step emits one token more than the drafts it accepts.
@@ -142,24 +146,28 @@ void DecodePolicy::serve_in_order(CoreState& state, DecodeChoice& choice) {
 /// cannot run in this step: it waits for blocks that a commit will free, or it was preempted itself.
 bool DecodePolicy::find_block(CoreState& state, size_t place, int32_t need, DecodeChoice& choice) {
     Candidate& candidate = *order_[place];
+    const Sequence& sequence = *candidate.sequence;
+    const bool is_in_flight = sequence.num_in_flight > 0;
+    const bool may_do_without =
+        is_in_flight && demand(state.config, sequence, sequence.length() + 1) <= sequence.num_blocks();
     while (state.blocks.num_free() < need) {
-        if (state.blocks.num_free() + state.num_blocks_leaving() >= need) return false;
+        const int32_t arriving = state.num_blocks_leaving() + num_blocks_ending_;
+        if (may_do_without || state.blocks.num_free() + arriving >= need) return false;
         Victim best;
         for (size_t later = place + 1; later < order_.size(); ++later) {
             Sequence* holder = order_[later]->sequence;
-            if (order_[later]->is_gone || !may_take(state, *candidate.sequence, *holder)) continue;
+            if (order_[later]->is_gone || !may_take(state, sequence, *holder)) continue;
             const Victim victim = as_victim(state, holder, later);
             if (victim.freed > 0 && victim.is_better_than(best)) best = victim;
         }
         for (Sequence* holder : state.partial) {
-            if (!may_take(state, *candidate.sequence, *holder)) continue;
+            if (!may_take(state, sequence, *holder)) continue;
             const Victim victim = as_victim(state, holder, order_.size());
             if (victim.freed > 0 && victim.is_better_than(best)) best = victim;
         }
         if (best.sequence == nullptr) {
-            // Nobody to take from. In flight it may still end by itself; otherwise it makes room for the
-            // others.
-            if (candidate.sequence->num_in_flight > 0) return false;
+            // Nobody to take from. In flight it may still end by itself; otherwise it makes room for others.
+            if (is_in_flight) return false;
             best = {candidate.sequence, place, 0.0, 0};
         }
         if (best.place < order_.size()) order_[best.place]->is_gone = true;

@@ -26,7 +26,7 @@ struct DecodeChoice {
 /// recomputation costs least per block that comes free. A sequence preempted `max_preemptions` times is
 /// served before all others, and only an older one of its kind may still take its blocks: the oldest of them
 /// always moves on, so everybody finishes. Blocks of a victim that is in flight come at the commit; until
-/// then the taker sits out.
+/// then the taker sits out, as it does when it needs the block only if its drafts in flight are accepted.
 class DecodePolicy {
 public:
     DecodeChoice choose(CoreState& state, DraftBudget& budget);
@@ -44,6 +44,7 @@ private:
     void serve_in_order(CoreState& state, DecodeChoice& choice);
     bool find_block(CoreState& state, size_t place, int32_t need, DecodeChoice& choice);
 
+    int32_t num_blocks_ending_ = 0;          ///< held by sequences that surely end with the step in flight
     std::vector<Candidate> candidates_;      // reused between steps
     std::vector<DraftCandidate> questions_;  // for the budget
     std::vector<int32_t> answers_;

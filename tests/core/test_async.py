@@ -215,6 +215,38 @@ def test_victims_in_flight_give_their_blocks_at_the_commit():
     commit_token(engine, third)
 
 
+def test_nobody_is_preempted_for_blocks_that_are_about_to_come():
+    """One sequence surely ends with the step in flight: whoever needs a block waits for its blocks."""
+    engine = make(num_blocks=10, max_model_len=60, max_num_batched_tokens=80)
+    ending, grower, other = add(engine, 20, max_tokens=2), add(engine, 23), add(engine, 20)
+    commit_token(engine, engine.schedule())
+    first = engine.schedule()
+    second = engine.schedule()  # 24 + 1 tokens: the grower needs a fourth block
+    assert first.num_seqs == 3 and second.seq_ids.tolist() == [other] and engine.num_preemptions == 0
+    commit_token(engine, first)
+    third = engine.schedule()
+    assert third.seq_ids.tolist() == [grower, other]
+    assert engine.finish_reason(ending) == core.FinishReason.LENGTH
+    commit_token(engine, second)
+    commit_token(engine, third)
+
+
+def test_nobody_is_preempted_for_drafts_in_flight():
+    """Only if its drafts are accepted does the sequence need a block: it waits until that is known."""
+    engine = make(num_blocks=7, max_model_len=40, num_draft_tokens=2)
+    first_id, second_id = add(engine, 21), add(engine, 17)  # 3 + 3 blocks: all of the pool
+    commit_token(engine, engine.schedule(), drafts=np.full((2, 2), 7, np.int32))
+    first = engine.schedule()  # 22 tokens and 2 drafts, 18 and 2
+    assert first.seqlens_k.tolist() == [24, 20]
+    second = engine.schedule()  # 25 tokens if all are accepted, 23 if none is
+    assert second.seq_ids.tolist() == [second_id] and engine.num_preemptions == 0
+    commit_token(engine, first, token=8, drafts=np.full((2, 2), 7, np.int32))
+    third = engine.schedule()
+    assert third.seq_ids.tolist() == [first_id, second_id] and engine.num_preemptions == 0
+    commit_token(engine, second)
+    commit_token(engine, third)
+
+
 def test_a_row_behind_the_end_writes_to_the_reserved_block():
     """The pool holds exactly what one sequence needs; its wasted row in flight has no block of its own."""
     engine = make(num_blocks=3, num_draft_tokens=3, max_model_len=30)
