@@ -22,7 +22,7 @@ inline DType dtype_of(bool is_bfloat16) { return is_bfloat16 ? DType::kBFloat16 
 /// Adds the operators of cpu/row_ops.hpp as methods.
 void bind_row_ops(ContextClass& context);
 
-/// Adds the search of cpu/gumbel.hpp.
+/// Adds cpu/gumbel.hpp and cpu/truncate.hpp.
 void bind_sampling(ContextClass& context);
 
 }  // namespace deepinfer::cpu

@@ -6,17 +6,11 @@ own values, never of the other rows or of their number: a row alone and in a bat
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from deepinfer.ops.cpu import context
 from deepinfer.sampling.inputs import SamplingInputs
-
-# Masses are integers, exp(score - max) in units of 2**-40: sums are exact, so a cut depends on no summation
-# order. A vocabulary of 2**22 tokens stays below 2**63.
-MASS_UNIT = 2.0**40
-# Best scores that truncation looks at before it sorts whole rows; most cuts are found among them.
-SHORT_PREFIX = 32
 
 
 def edit_logits(logits: Tensor, inputs: SamplingInputs, banned: Tensor | None = None) -> Tensor:
@@ -67,7 +61,9 @@ def _apply_allowed(logits: Tensor, inputs: SamplingInputs) -> None:
     logits[rows] = logits[rows].masked_fill(forbidden, -torch.inf)
 
 
-def truncate(scores: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
+def truncate(
+    scores: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, out: Tensor | None = None
+) -> Tensor:
     """Keeps each row's most likely tokens by min-p, then top-k, then top-p; ties stay by the lower id.
 
     min-p keeps score >= max + log(min_p). top-k keeps the k best of those. top-p keeps a token when the mass
@@ -77,78 +73,59 @@ def truncate(scores: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Ten
     Args:
         scores: [C, V] float32 after temperature, finite or -inf.
         top_k: [C] int32, -1 = off.  top_p, min_p: [C] float32, 1 and 0 = off.
+        out: contiguous, where the result goes; may be `scores` itself. Allocated when None.
 
     Returns:
         [C, V] float32: the scores, with -inf in place of the tokens that fell out.
     """
-    num_kept, cut, found = _find_cut(scores, top_k, top_p, min_p, min(SHORT_PREFIX, scores.shape[1]))
-    late = (~found).nonzero().squeeze(-1)
-    if late.shape[0]:
-        part = scores if late.shape[0] == scores.shape[0] else scores[late]
-        num_kept[late], cut[late], _ = _find_cut(part, top_k[late], top_p[late], min_p[late], scores.shape[1])
-    keep = scores >= cut[:, None]
-    surplus = keep.sum(dim=-1) - num_kept
-    tied = (surplus > 0).nonzero().squeeze(-1)
-    if tied.shape[0]:
-        equal = scores[tied] == cut[tied, None]
-        place = equal.cumsum(dim=-1)
-        keep[tied] &= ~equal | (place <= (place[:, -1] - surplus[tied])[:, None])
-    return torch.where(keep, scores, -torch.inf)
-
-
-def _find_cut(
-    scores: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, prefix: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Looks for the cut among the `prefix` best scores of each row; every rule keeps a prefix of them.
-
-    Only values are read, so the order among equal scores is immaterial.
-
-    Returns:
-        num_kept [C] int64 >= 1, the score of the last kept token [C] float32, and whether the prefix was long
-        enough to know [C] bool.
-    """
-    whole = prefix == scores.shape[1]
-    values = _sorted_descending(scores) if whole else torch.topk(scores, prefix, dim=-1).values
-    floor = values[:, :1] + torch.log(min_p.double()).float()[:, None]  # -inf when min-p is off
-    limit = ((values >= floor) & (values > -torch.inf)).sum(dim=-1)
-    has_k = (top_k > 0) & (top_k <= limit)
-    found = (limit < prefix) | has_k | whole
-    limit = torch.where(has_k, top_k.long(), limit)
-    num_kept = limit.clone()
-
-    nucleus = (top_p < 1).nonzero().squeeze(-1)
-    if nucleus.shape[0]:
-        all_rows = nucleus.shape[0] == scores.shape[0]
-        part = values if all_rows else values[nucleus]
-        mass = _mass(part, part[:, :1])
-        place = torch.arange(prefix, device=scores.device)
-        inside = place < limit[nucleus, None]
-        mass = mass.masked_fill_(~inside, 0)
-        total = mass.sum(dim=-1)
-        # Rows that go on beyond the prefix without a top-k take their mass from the whole row.
-        beyond = ~found[nucleus] & (top_k[nucleus] < 0)
-        for_total = beyond.nonzero().squeeze(-1)
-        if for_total.shape[0]:
-            rows = nucleus[for_total]
-            row_scores = scores if rows.shape[0] == scores.shape[0] else scores[rows]
-            row_mass = _mass(row_scores, values[rows, :1])
-            total[for_total] = row_mass.masked_fill_(row_scores < floor[rows], 0).sum(dim=-1)
-        threshold = (top_p[nucleus].double() * total.double()).floor().long()
-        before = mass.cumsum(dim=-1) - mass
-        count = (before <= threshold[:, None]).sum(dim=-1)  # beyond the limit it is the total, above
-        num_kept[nucleus] = count
-        found[nucleus] |= beyond & (count < prefix)
-    num_kept.clamp_(min=1)
-    return num_kept, values.gather(-1, (num_kept - 1)[:, None]).squeeze(-1), found
-
-
-def _sorted_descending(scores: Tensor) -> Tensor:
-    """The values of each row in descending order (on a CPU NumPy's vectorised sort is the fast one)."""
+    if out is None:
+        out = scores.new_empty(scores.shape)
+    log_min_p = torch.log(min_p.double()).float()  # -inf when off
     if scores.device.type != "cpu":
-        return torch.sort(scores, dim=-1, descending=True).values
-    return torch.from_numpy(np.sort(scores.numpy(), axis=-1)).flip(-1)
+        return out.copy_(truncate_reference(scores, top_k, top_p, log_min_p))
+    assert out.is_contiguous(), f"{out.stride()=}"
+    scores = scores.contiguous()
+    parameters = [tensor.contiguous() for tensor in (top_k, top_p, log_min_p)]
+    addresses = [tensor.data_ptr() for tensor in (*parameters, out)]
+    num_rows, vocab_size = scores.shape
+    context().truncate(scores.data_ptr(), vocab_size, num_rows, vocab_size, *addresses)
+    return out
 
 
-def _mass(values: Tensor, top: Tensor) -> Tensor:
-    """Integer masses exp(values - top) in units of 1 / MASS_UNIT, rounded down; 0 for -inf."""
-    return torch.exp(values - top).mul_(MASS_UNIT).long()
+def truncate_reference(scores: Tensor, top_k: Tensor, top_p: Tensor, log_min_p: Tensor) -> Tensor:
+    """`truncate` by sorting whole rows; every rule keeps a prefix of the descending scores."""
+    values = torch.sort(scores, dim=-1, descending=True).values
+    top = values[:, :1]
+    passing = (values >= top + log_min_p[:, None]) & (values > -torch.inf)
+    limit = passing.sum(dim=-1)
+    limit = torch.where(top_k > 0, top_k.long().minimum(limit), limit)
+    place = torch.arange(scores.shape[1], device=scores.device)
+    mass = torch.where(place < limit[:, None], exp_mass(values - top), 0)
+    before = mass.cumsum(dim=-1) - mass
+    threshold = (top_p.double() * mass.sum(dim=-1).double()).floor().long()
+    nucleus = (before <= threshold[:, None]).sum(dim=-1).minimum(limit)
+    num_kept = torch.where(top_p < 1, nucleus, limit)
+
+    cut = values.gather(-1, (num_kept - 1).clamp(min=0)[:, None])
+    equal = scores == cut
+    surplus = (scores >= cut).sum(dim=-1) - num_kept  # tokens equal to the cut that have to go: the last ones
+    is_early = equal.cumsum(dim=-1) <= (equal.sum(dim=-1) - surplus)[:, None]
+    return torch.where((scores > cut) | (equal & is_early), scores, -torch.inf)
+
+
+def exp_mass(x: Tensor) -> Tensor:
+    """floor(exp(x) * 2**40) as int64, for x <= 0 in float32.
+
+    The exponential is written out in operations that every device rounds alike, so that devices agree where a
+    cut falls: exp(x) = 2**n * p(r), with n the integer nearest to x / ln 2 and r what is left. Integers make
+    sums exact; a vocabulary of 2**22 tokens stays below 2**63.
+    """
+    x = x.clamp(min=-60.0)
+    n = torch.round(x * 1.44269504)
+    r = (x - n * 0.693359375) + n * 2.12194440e-4
+    p = torch.full_like(r, 1.9875691500e-4)
+    for coefficient in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1):
+        p = p * r + coefficient
+    p = p * r * r + r + 1.0
+    scale = ((n.int() + (127 + 40)) << 23).view(torch.float32)
+    return (p * scale).long()

@@ -111,7 +111,7 @@ class Sampler:
                 top_k = inputs.top_k[rows]
                 if self._force_top_k:
                     top_k = torch.where(top_k < 0, self._force_top_k, top_k.clamp(max=self._force_top_k))
-                scores = truncate(scores, top_k, inputs.top_p[rows], inputs.min_p[rows])
+                scores = truncate(scores, top_k, inputs.top_p[rows], inputs.min_p[rows], out=scores)
             token_ids[rows] = gumbel_argmax(scores, inputs.seeds[rows], inputs.token_index[rows])
             if shaped is not None:
                 shaped = shaped.clone() if shaped is edited else shaped

@@ -7,15 +7,22 @@ import math
 import pytest
 import torch
 
-from deepinfer.sampling.logits import edit_logits, truncate
+from deepinfer.ops.cpu import context, set_num_threads
+from deepinfer.sampling.logits import edit_logits, exp_mass, truncate, truncate_reference
 from tests.sampling.rows import Row, brute_scores, brute_survivors, make_inputs
 from tests.support.compare import assert_same_bits
 
 
 def survivors(scores: torch.Tensor, rows: list[Row]) -> list[set[int]]:
+    """Tokens that the kernel keeps, after seeing that the reference keeps the same ones."""
     inputs = make_inputs(rows)
-    kept = truncate(scores, inputs.top_k, inputs.top_p, inputs.min_p) > -torch.inf
-    return [set(row.nonzero().squeeze(-1).tolist()) for row in kept]
+    cut = truncate(scores, inputs.top_k, inputs.top_p, inputs.min_p)
+    in_place = scores.clone()
+    assert truncate(in_place, inputs.top_k, inputs.top_p, inputs.min_p, out=in_place) is in_place
+    assert_same_bits(in_place, cut)
+    log_min_p = torch.log(inputs.min_p.double()).float()
+    assert_same_bits(cut, truncate_reference(scores, inputs.top_k, inputs.top_p, log_min_p))
+    return [set(row.nonzero().squeeze(-1).tolist()) for row in cut > -torch.inf]
 
 
 EDITS = [
@@ -140,6 +147,39 @@ def test_a_row_does_not_depend_on_its_batch():
     assert together == alone
     order = torch.randperm(len(CUTS)).tolist()
     assert survivors(scores[order], [CUTS[i] for i in order]) == [together[i] for i in order]
+
+
+def test_masses():
+    """exp in units of 2**-40 within float32's precision, exact at 0, nothing far below, in any place."""
+    x = -torch.cat([torch.rand(20_000) * 30, torch.tensor([0.0, 27.7, 27.8, 59.9, 60.0, 1e9, torch.inf])])
+    mass = exp_mass(x)
+    exact = torch.exp(x.double()) * 2.0**40
+    assert ((mass - exact).abs() <= 2e-7 * exact + 1).all()
+    assert mass[20_000] == 2**40 and (mass[-3:] == 0).all()
+    assert torch.equal(exp_mass(x[7:20]), mass[7:20])
+
+
+def test_threads_change_nothing():
+    scores = torch.randn(len(CUTS), 900) * 3
+    together = survivors(scores, CUTS)
+    before = context().num_threads
+    try:
+        for num_threads in (1, 3):
+            set_num_threads(num_threads)
+            assert survivors(scores, CUTS) == together
+    finally:
+        set_num_threads(before)
+
+
+def test_broken_rows_leave_others_alone():
+    scores = torch.randn(5, 40)
+    rows = [Row(top_p=0.5, top_k=9, min_p=0.01)] * 5
+    inputs = make_inputs(rows)
+    expected = truncate(scores, inputs.top_k, inputs.top_p, inputs.min_p)
+    scores[1, 4], scores[2, 5] = torch.nan, torch.inf
+    scores[3] = torch.nan
+    found = truncate(scores, inputs.top_k, inputs.top_p, inputs.min_p)
+    assert_same_bits(found[[0, 4]], expected[[0, 4]])
 
 
 def test_large_vocabulary():
