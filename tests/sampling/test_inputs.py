@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 
@@ -34,6 +35,16 @@ def test_a_slice_of_a_slice():
     alone = make_inputs(rows[9:25])
     for name in set(TENSORS) - {"row_offsets"}:
         assert_same_bits(getattr(twice, name), getattr(alone, name), name)
+
+
+@pytest.mark.parametrize("chosen", [[], [0], [39], [3, 4, 11, 30], list(range(40))])
+def test_taken_rows_are_the_record_of_those_rows(chosen):
+    rows = random_rows(40, 50)
+    taken = make_inputs(rows, [0, 40]).take(np.array(chosen, dtype=np.int64))
+    alone = make_inputs([rows[i] for i in chosen])
+    for name in TENSORS:
+        assert_same_bits(getattr(taken, name), getattr(alone, name), name)
+        assert_same_bits(torch.from_numpy(taken.host[name]), getattr(alone, name), name)
 
 
 def test_row_offsets_of_a_slice():
