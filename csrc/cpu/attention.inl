@@ -16,7 +16,7 @@ DI_INLINE void decode_main(const uint8_t* record, float* out) {
     }
 }
 
-DI_INLINE void decode_record(const uint8_t* record, RecordKind kind, float* out) {
+void decode_record(const uint8_t* record, RecordKind kind, float* out) {
     if (kind == RecordKind::kWindow) {
         decode_window(record, out);
     } else if (kind == RecordKind::kMain) {
@@ -28,7 +28,7 @@ DI_INLINE void decode_record(const uint8_t* record, RecordKind kind, float* out)
 
 /// values[h] += weights[h, key] * keys[key], key after key, for HEADS heads and the VECTORS * 16 channels at `c`.
 template <int HEADS, int VECTORS>
-DI_INLINE void weigh_block(const float* weights, const float* keys, int num_keys, int c, float* values) {
+DI_INLINE void weigh_block(const float* weights, const float* const* keys, int num_keys, int c, float* values) {
     V acc[HEADS][VECTORS];
     for (int h = 0; h < HEADS; ++h) {
         for (int v = 0; v < VECTORS; ++v) acc[h][v] = zero();
@@ -36,7 +36,7 @@ DI_INLINE void weigh_block(const float* weights, const float* keys, int num_keys
     for (int key = 0; key < num_keys; ++key) {
         V channels[VECTORS];
 #pragma GCC unroll 8
-        for (int v = 0; v < VECTORS; ++v) channels[v] = load(keys + key * kKeyWidth + c + v * kLanes);
+        for (int v = 0; v < VECTORS; ++v) channels[v] = load(keys[key] + c + v * kLanes);
 #pragma GCC unroll 8
         for (int h = 0; h < HEADS; ++h) {
             const V weight = set1(weights[h * kSegmentKeys + key]);
@@ -49,13 +49,21 @@ DI_INLINE void weigh_block(const float* weights, const float* keys, int num_keys
     }
 }
 
-void attend(const AttentionSegment& s) {
-    for (int key = 0; key < s.num_keys; ++key) {
-        decode_record(s.records[key], key < s.num_first ? s.first : s.second, s.keys + key * kKeyWidth);
+/// Dot products of HEADS heads from `h` on with all keys.
+template <int HEADS, int KEYS>
+DI_INLINE void logit_rows(const AttentionSegment& s, int h) {
+    for (int key = 0; key < s.num_keys; key += KEYS) {
+        const float* keys[KEYS];
+        for (int i = 0; i < KEYS; ++i) keys[i] = s.keys[key + i < s.num_keys ? key + i : s.num_keys - 1];
+        gemm_block<HEADS, KEYS, float>(s.q + h, keys, s.num_keys - key, kKeyWidth,
+                                       s.weights + h * kSegmentKeys + key, kSegmentKeys);
     }
-    const GemmTile products{s.q,        s.heads,   s.keys,    DType::kFloat32, kKeyWidth,
-                            s.num_keys, kKeyWidth, s.weights, kSegmentKeys};
-    gemm_tile<float>(products);
+}
+
+void attend(const AttentionSegment& s) {
+    const int in_blocks = s.heads - s.heads % kLogitHeads;
+    for (int h = 0; h < in_blocks; h += kLogitHeads) logit_rows<kLogitHeads, kLogitKeys>(s, h);
+    for (int h = in_blocks; h < s.heads; ++h) logit_rows<1, 4>(s, h);
     for (int h = 0; h < s.heads; ++h) {
         float* logits = s.weights + h * kSegmentKeys;
         for (int key = s.num_keys; key < kSegmentKeys; ++key) logits[key] = -__builtin_inff();

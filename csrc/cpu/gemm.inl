@@ -1,12 +1,13 @@
 // Products and the row functions around them. Part of an `isa_*.cpp`, inside its namespace.
 
+/// M rows times N weights, of which the first `columns` are stored.
 template <int M, int N, class W>
-DI_INLINE void gemm_block(const float* const* x, const W* w, int64_t w_stride, int columns, int k, float* out,
+DI_INLINE void gemm_block(const float* const* x, const W* const* w, int columns, int k, float* out,
                           int64_t out_stride) {
     const float* rows[M];
     const W* weights[N];
     for (int i = 0; i < M; ++i) rows[i] = x[i];
-    for (int j = 0; j < N; ++j) weights[j] = w + (j < columns ? j : columns - 1) * w_stride;
+    for (int j = 0; j < N; ++j) weights[j] = w[j];
     V acc[M][N];
     for (int i = 0; i < M; ++i) {
         for (int j = 0; j < N; ++j) acc[i][j] = zero();
@@ -52,9 +53,10 @@ template <int M, int N, class W>
 DI_INLINE void gemm_rows(const GemmTile& t, int first, int last) {
     const W* w = static_cast<const W*>(t.w);
     for (int j = 0; j < t.columns; j += N) {
+        const W* weights[N];
+        for (int i = 0; i < N; ++i) weights[i] = w + (j + i < t.columns ? j + i : t.columns - 1) * t.w_stride;
         for (int i = first; i < last; i += M) {
-            gemm_block<M, N, W>(t.x + i, w + j * t.w_stride, t.w_stride, t.columns - j, t.k,
-                                t.out + i * t.out_stride + j, t.out_stride);
+            gemm_block<M, N, W>(t.x + i, weights, t.columns - j, t.k, t.out + i * t.out_stride + j, t.out_stride);
         }
     }
 }

@@ -8,6 +8,6 @@
 
 #define DI_KERNELS(isa)                                                                                    \
     {#isa,       isa::gemm,  isa::prepare_row,  isa::store_row,   isa::gated_row, isa::add_row,            \
-     isa::attend, isa::merge, isa::decode_panel, isa::score_panel, isa::kIndexHeads,                          \
+     isa::decode_record, isa::attend, isa::merge, isa::decode_panel, isa::score_panel, isa::kIndexHeads,                          \
      isa::norm_row, isa::rotate_vector, isa::advance_row, isa::mix_row, isa::route_row, isa::gate_row,         \
      isa::encode_fp8, isa::encode_fp4, isa::encode_mxfp4, isa::round_mxfp4_row}

@@ -38,13 +38,9 @@ enum class RecordKind : int32_t { kWindow, kMain, kFloat32 };
 struct AttentionSegment {
     const float* const* q;  // [heads] pointers to 512 values
     int heads;
-    const uint8_t* const* records;  // [num_keys]; the first `num_first` of kind `first`, the others of kind `second`
+    const float* const* keys;  // [num_keys] pointers to 512 decoded values
     int num_keys;
-    int num_first;
-    RecordKind first;
-    RecordKind second;
     float scale;
-    float* keys;     // scratch [kSegmentKeys, 512]
     float* weights;  // scratch [heads, kSegmentKeys]
     float* maxima;   // out [heads] largest logit
     float* sums;     // out [heads] sum of exp(logit - largest)
@@ -129,6 +125,9 @@ struct Kernels {
 
     /// out[i] += x[i], after rounding x to `dtype`.
     void (*add_row)(const float* x, int n, DType dtype, float* out);
+
+    /// One attention record as 512 float32 values.
+    void (*decode_record)(const uint8_t* record, RecordKind kind, float* out);
 
     void (*attend)(const AttentionSegment& segment);
 

@@ -6,6 +6,8 @@ struct V {
 
 constexpr int kGemmRows = 2;       // rows x weights of one register block of a product
 constexpr int kGemmColumns = 2;
+constexpr int kLogitHeads = 2;     // heads x keys of one register block of the logits
+constexpr int kLogitKeys = 2;
 constexpr int kValueHeads = 2;     // heads x vectors of one register block of the weighted sum of values
 constexpr int kValueVectors = 2;
 constexpr int kIndexHeads = 4;     // heads of one register block of the index scores

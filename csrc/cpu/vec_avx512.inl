@@ -4,6 +4,8 @@ using V = __m512;
 
 constexpr int kGemmRows = 3;       // rows x weights of one register block of a product
 constexpr int kGemmColumns = 8;
+constexpr int kLogitHeads = 4;     // heads x keys of one register block of the logits
+constexpr int kLogitKeys = 4;
 constexpr int kValueHeads = 4;     // heads x vectors of one register block of the weighted sum of values
 constexpr int kValueVectors = 4;
 constexpr int kIndexHeads = 8;     // heads of one register block of the index scores

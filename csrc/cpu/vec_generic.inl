@@ -9,6 +9,8 @@ struct V {
 
 constexpr int kGemmRows = 1;       // rows x weights of one register block of a product
 constexpr int kGemmColumns = 4;
+constexpr int kLogitHeads = 1;     // heads x keys of one register block of the logits
+constexpr int kLogitKeys = 4;
 constexpr int kValueHeads = 1;     // heads x vectors of one register block of the weighted sum of values
 constexpr int kValueVectors = 4;
 constexpr int kIndexHeads = 2;     // heads of one register block of the index scores
