@@ -4,11 +4,11 @@ A confidence c_k estimates the probability that draft k is accepted if the draft
 multiplies them, s_k = c_1 ... c_k, so their absolute size matters. Sequential temperature scaling fits one
 temperature per position, left to right, such that s_k agrees with how often drafts 1 ... k were all accepted.
 
-**Where blocks come from.** A label has to be known whatever the drafts and their confidences were. Of a block
-of which only the first drafts were verified, the others have no label, also when one of the first was refused:
+**Where blocks come from.** A label has to be known whatever the drafts and their confidences were. Where only
+the first drafts of a block were verified the others have no label, also when one of the first was refused:
 keeping just those labels would select by outcome. The same holds for what lies behind a token that ended the
-sequence. Blocks whose verify length followed their own confidences are no data at all for the positions beyond:
-run every block at full length. Pure numpy; nothing here knows an engine.
+sequence. A block whose verify length followed its own confidences tells nothing of the positions beyond, so
+blocks are run at full length. Pure numpy; nothing here knows an engine.
 """
 
 from __future__ import annotations
@@ -78,9 +78,9 @@ class Calibration:
 
     Attributes:
         temperatures, offsets: [k] float64.
-        needed_offset: [k] bool, positions where temperatures alone failed: the best one was an end of the grid,
-            as a temperature cannot move a confidence across 1/2. There an offset is fitted too.
-        is_at_grid_end: [k] bool, positions whose temperature is an end of the grid even so: retrain the head.
+        needed_offset: [k] bool, positions where temperatures alone failed: the best was an end of the grid,
+            for none moves a confidence across 1/2. There an offset is fitted too.
+        is_at_grid_end: [k] bool, positions where the best is an end of the grid even so: retrain the head.
     """
 
     temperatures: np.ndarray
