@@ -124,8 +124,8 @@ class Settings:
         "DEEPINFER_USE_NEXTN_DECODE",
         5,
         _integer(0),
-        "Draft tokens per request and decode step, at most the drafter's block; 0 switches speculative decoding "
-        "off. A checkpoint without a drafter runs without drafts.",
+        "Draft tokens per request and decode step, at most the drafter's block; 0 switches speculative "
+        "decoding off. A checkpoint without a drafter runs without drafts.",
     )
     use_draft_budget: bool = env(
         "DEEPINFER_ENABLE_MTP_VARLEN",
