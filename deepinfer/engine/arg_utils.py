@@ -16,6 +16,9 @@ LOGPROBS_MODES = ("raw", "temperature", "processed")
 # Tokens of a prefill step when neither the model length nor the decode batch asks for more.
 MIN_BATCHED_TOKENS = 4096
 
+# Sum of total lengths that no prefill step reaches.
+NO_SUM_LIMIT = 1 << 30
+
 # Share of the machine's memory that caches may take when `cache_bytes` is not given (CPU).
 CPU_CACHE_SHARE = 0.25
 
@@ -111,10 +114,13 @@ class EngineArgs:
         asked = settings.use_async_scheduling
         return EngineType(self.engine_type).default_zero_overhead_scheduling if asked is None else asked
 
-    def resolve_scheduler(self, model_limit: int, num_draft_tokens: int) -> SchedulerConfig:
+    def resolve_scheduler(
+        self, settings: Settings, model_limit: int, num_draft_tokens: int
+    ) -> SchedulerConfig:
         """Limits of a step.
 
         Args:
+            settings: the environment.
             model_limit: the checkpoint's `max_position_embeddings`.
             num_draft_tokens: drafts verified per request and step.
 
@@ -142,7 +148,7 @@ class EngineArgs:
             max_num_batched_tokens=budget,
             max_model_len=max_model_len,
             chunked_prefill=self.chunked_prefill,
-            max_sum_seqlen_k=1 << 30,
+            max_sum_seqlen_k=settings.prefill_max_sum_seqlen_k or NO_SUM_LIMIT,
             max_prefill_tflops=self.max_prefill_tflops,
             stop_preempted_request=self.stop_preempted_request,
             num_draft_tokens=num_draft_tokens,

@@ -68,7 +68,7 @@ def build_parts(args: EngineArgs, settings: Settings) -> EngineParts:
             f"DEEPINFER_USE_NEXTN_DECODE={num_drafts}: this drafter was trained for blocks of "
             f"{spec.draft_block_size} tokens; choose 0 to {spec.draft_block_size}"
         )
-    scheduler = args.resolve_scheduler(checkpoint.config.max_position_embeddings, num_drafts)
+    scheduler = args.resolve_scheduler(settings, checkpoint.config.max_position_embeddings, num_drafts)
     block = spec.draft_block_size if num_drafts else 0  # the drafter's block is computed whole
     backtracking = max(settings.max_backtracking_tokens or 0, block + 1)
     layout = CacheLayout.build(
@@ -77,7 +77,7 @@ def build_parts(args: EngineArgs, settings: Settings) -> EngineParts:
     cache = args.resolve_cache(scheduler, settings, layout.block_bytes, layout.slot_bytes, backtracking)
     core_module = native.load_core()
     core = core_module.EngineCore(
-        _core_config(core_module, args, settings, scheduler, cache, checkpoint, spec, use_async)
+        _core_config(core_module, args, scheduler, cache, checkpoint, spec, use_async)
     )
     token_map = None
     if spec.max_ngram:
@@ -136,7 +136,6 @@ def _banned_ids(tokenizer: Tokenizer, settings: Settings, spec: ModelSpec) -> li
 def _core_config(
     core: Any,
     args: EngineArgs,
-    settings: Settings,
     scheduler: SchedulerConfig,
     cache: CacheConfig,
     checkpoint: Checkpoint,
@@ -155,14 +154,15 @@ def _core_config(
         num_state_slots=cache.num_state_slots,
         chunked_prefill=scheduler.chunked_prefill,
         min_prefill_chunk=max(1, args.lookahead_tokens),
+        max_sum_seqlen_k=scheduler.max_sum_seqlen_k,
         max_prefill_tflops=scheduler.max_prefill_tflops,
         stop_preempted_request=scheduler.stop_preempted_request,
         num_draft_tokens=scheduler.num_draft_tokens,
         async_scheduling=use_async,
         max_ngram=spec.max_ngram,
+        attention_terms=[(term.flops, term.divisor, term.offset, term.cap) for term in spec.attention_terms],
+        flops_per_token=spec.flops_per_token,
         image_token_begin=image_token,
         image_token_end=image_token + 1,
     )
-    if settings.prefill_max_sum_seqlen_k is not None:
-        config.max_sum_seqlen_k = settings.prefill_max_sum_seqlen_k
     return config

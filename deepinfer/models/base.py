@@ -45,6 +45,19 @@ class CompressionSpec:
 
 
 @dataclass(frozen=True)
+class AttentionTerm:
+    """Keys of one kind that a query sees.
+
+    A query with t visible tokens costs `flops * min((t + offset) // divisor, cap)`.
+    """
+
+    flops: float
+    divisor: int
+    offset: int
+    cap: int
+
+
+@dataclass(frozen=True)
 class ModelSpec:
     """The caches of a model, in layer order, and the numbers that the engine needs from it."""
 
@@ -56,6 +69,10 @@ class ModelSpec:
     windows: tuple[WindowSpec, ...]
     paged: tuple[PagedSpec, ...]
     compression: tuple[CompressionSpec, ...]
+    attention_terms: tuple[
+        AttentionTerm, ...
+    ] = ()  # attention work of a query, for budgets and recompute costs
+    flops_per_token: float = 1.0  # work of a row that does not depend on its position
 
 
 @dataclass(frozen=True)

@@ -154,7 +154,8 @@ class ModelRunner:
             # The last output row of a sequence whose known tokens end in this chunk draws its next token.
             samples = batch.total_lens == batch.seqlens_k
             final = (inputs.row_offsets[1:] - 1).clamp(min=0)
-            emitted = torch.where(samples, chosen.token_ids[final.long()], 0)[:, None]
+            last = torch.nn.functional.pad(chosen.token_ids, (0, 1))[final.long()]  # there may be no row
+            emitted = torch.where(samples, last, 0)[:, None]
             emitted = torch.nn.functional.pad(emitted, (0, self._num_draft_tokens))
             return _Verified(emitted, samples.int(), final)
         run = leading_run(coupled_test(chosen.token_ids, inputs.draft_ids, chosen.faults), inputs.row_offsets)

@@ -66,26 +66,29 @@ class Layer:
             table=config.engram_layer_ids.index(layer_id) if has_engram else -1,
         )
 
-    def enter(self, streams: Streams, table_rows: Tensor | None) -> tuple[Tensor, Streams]:
+    def enter(
+        self, streams: Streams, table_rows: Tensor | None, is_image: Tensor | None = None
+    ) -> tuple[Tensor, Streams]:
         """Engram, then the attention's site and norm.
 
         Args:
             streams: n rows, an output pending or not.
             table_rows: [n, columns] int32 for a layer with Engram, else None.
+            is_image: [n] bool, tokens of images; None when there is none.
 
         Returns:
             the attention's input [n, hidden] and the settled streams at its entry.
         """
         if self.engram is not None:
             settled = streams.settled()
-            streams = Streams(self.engram(settled.values, table_rows), settled.pre)
+            streams = Streams(self.engram(settled.values, table_rows, is_image), settled.pre)
         x, streams = self.attn_hc(streams)
         return self.attn_norm(x), streams
 
-    def feed_forward(self, streams: Streams) -> Streams:
-        """The experts' site, norm and experts; their output is left pending."""
+    def feed_forward(self, streams: Streams, is_image: Tensor | None = None) -> Streams:
+        """The experts' site, norm and experts; their output is left pending. `is_image` as in `enter`."""
         x, streams = self.ffn_hc(streams)
-        return streams.add(self.moe(self.ffn_norm(x)))
+        return streams.add(self.moe(self.ffn_norm(x), is_image))
 
 
 def _norm(weights: Weights, prefix: str, config: DeepseekV41Config) -> RMSNorm:

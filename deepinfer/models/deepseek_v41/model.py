@@ -133,11 +133,13 @@ class DeepseekV41Model:
         needed = self._needed_rows(batch)
         streams = Streams.start(self.embed(batch.input_ids), self.config.hc_mult)
         table_rows = None if self.hasher is None else self.hasher(batch.ngram_ids)
+        is_image = batch.input_ids == self.config.image_token_id
+        is_image = is_image if bool(is_image.any()) else None
         tap = FeatureTap(self.config.dspark_target_layer_ids if want_features else ())
         selection = None
         for layer in self.layers:
             mine = None if layer.engram is None else table_rows[layer.table].index_select(0, rows.index)
-            x, streams = layer.enter(streams, mine)
+            x, streams = layer.enter(streams, mine, _of_rows(is_image, rows))
             layer.attention.store_entries(x, rows, caches)
             if layer.layer_id == self.spec.first_decoder_layer:
                 selection = None  # it points at the encoder's entries; this layer makes its own
@@ -155,7 +157,7 @@ class DeepseekV41Model:
             if rows.num_rows == 0:
                 break
             output, selection = layer.attention.forward(x, rows, keys, caches, selection)
-            streams = layer.feed_forward(streams.add(output))
+            streams = layer.feed_forward(streams.add(output), _of_rows(is_image, rows))
         hidden_states = self.norm(streams.collapse())
         return ForwardOutput(hidden_states, *(tap.result(hidden_states, rows) if want_features else ()))
 
@@ -169,3 +171,8 @@ class DeepseekV41Model:
         return NeededRows.build(
             batch, self.spec.num_layers, self.spec.first_decoder_layer, self.config.sliding_window
         )
+
+
+def _of_rows(mask: Tensor | None, rows: RowSet) -> Tensor | None:
+    """The entries of a mask over the batch that belong to some rows."""
+    return None if mask is None else mask.index_select(0, rows.index)

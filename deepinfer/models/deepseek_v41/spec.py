@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from deepinfer.models.base import CompressionSpec, ModelSpec, PagedSpec, WindowSpec
 from deepinfer.models.deepseek_v41.config import DeepseekV41Config
+from deepinfer.models.deepseek_v41.work import attention_terms, flops_per_token
 
 
 def model_spec(config: DeepseekV41Config) -> ModelSpec:
@@ -26,4 +27,6 @@ def model_spec(config: DeepseekV41Config) -> ModelSpec:
         compression=tuple(
             CompressionSpec(layer_id, ratio, config.head_dim) for layer_id, ratio in sources if ratio > 1
         ),
+        attention_terms=attention_terms(config),
+        flops_per_token=flops_per_token(config),
     )
