@@ -78,7 +78,7 @@ def observe(
     record = Record(prefixes)
     layers = [_observed(layer, record) for layer in model.layers]
 
-    def final_streams(result: Streams, _: Streams) -> None:
+    def final_streams(result: Streams, *_: Any) -> None:
         record.add("streams_final", result.settled().values)
         record.add("pre_mix_final", result.pre)
 
@@ -112,7 +112,7 @@ def _observed(layer: Layer, record: Record) -> Layer:
             if result[1].candidates is not None:
                 record.add(f"candidates.{number}", result[1].candidates)
 
-    def moe(result: Tensor, x: Tensor) -> None:
+    def moe(result: Tensor, x: Tensor, *_: Any) -> None:
         record.add(f"{number}.ffn_out", result)
         ids, weights = layer.moe.route(x)
         record.add(f"route_ids.{number}", ids)
