@@ -34,6 +34,11 @@ def _restart_after_fork() -> None:
 os.register_at_fork(after_in_child=_restart_after_fork)
 
 
+def use(chosen: Any) -> None:
+    """Take another `_cpu_ops.Context` from here on, to choose its instruction set."""
+    _contexts.append(chosen)
+
+
 def set_num_threads(num_threads: int) -> None:
     """Threads of the CPU kernels, the calling one included; results do not depend on it.
 
