@@ -7,6 +7,7 @@ of its own that takes launches in order, like a stream; torch releases the inter
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -32,6 +33,10 @@ class Executor:
     def __init__(self, runner: ModelRunner, use_thread: bool) -> None:
         self._runner = runner
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="deepinfer-device") if use_thread else None
+        if self._pool is not None:
+            # Its thread ends with the pool, and a launch that still comes would wait for ever: the finalizer
+            # keeps the pool until an engine that nobody closed is really gone.
+            weakref.finalize(self, self._pool.shutdown, wait=False)
         self._forward: Future[None] | None = None
         self._last_end: float | None = None
         self.busy_seconds = 0.0
