@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import sys
+from collections.abc import Callable
 
 import pytest
 
-from tests.support.paths import ROOT
+from tests.support.paths import ROOT, TINY_QUANT
 from tests.support.process import clean_env, run
 
 README = (ROOT / "README.md").read_text()
@@ -31,13 +33,9 @@ def test_links_lead_somewhere():
     assert not missing
 
 
-def example(*arguments: str, **env: str):
-    command = [sys.executable, "examples/offline_inference.py", *arguments]
-    return run(command, env=clean_env(PYTHONPATH=str(ROOT), HF_HUB_OFFLINE="1", **env))
-
-
 def test_the_example_answers_its_own_prompts():
-    result = example()
+    command = [sys.executable, "examples/offline_inference.py"]
+    result = run(command, env=clean_env(PYTHONPATH=str(ROOT)))
     assert result.returncode == 0, result.stderr
     capital, story, total, json_answer = result.stdout.split("\n> ")[1:]
     assert "Paris" in capital
@@ -49,26 +47,47 @@ def test_the_example_answers_its_own_prompts():
     assert re.search(r"4 prompts, \d+ tokens in [\d.]+ s: [\d.]+ tokens/s\n$", result.stdout)
 
 
-def test_the_example_continues_text_and_repeats_a_seed():
+@pytest.fixture
+def example(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Calls the example's `main` in this process; returns exit status, output and errors."""
+    spec = importlib.util.spec_from_file_location("offline_inference", ROOT / "examples/offline_inference.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        status = module.main(list(arguments))
+        return status, *capfd.readouterr()
+
+    return call
+
+
+def test_the_example_continues_text_and_repeats_a_seed(example):
     arguments = ("--no-chat", "--prompt", "Once upon a time", "--prompt", "In the beginning")
     arguments += ("--temperature", "1", "--max-tokens", "12", "--seed", "5")
-    first, second = example(*arguments), example(*arguments)
-    assert first.returncode == 0, first.stderr
-    assert first.stdout.count("\n> ") == 2
-    assert "12 tokens]" in first.stdout
-    assert strip_speed(first.stdout) == strip_speed(second.stdout)
+    status, first, _ = example(*arguments)
+    assert status == 0
+    assert first.count("\n> ") == 2
+    assert "12 tokens]" in first
+    _, second, _ = example(*arguments)
+    assert without_speed(first) == without_speed(second)
 
 
-def strip_speed(text: str) -> str:
+def without_speed(text: str) -> str:
     return re.sub(r"in [\d.]+ s: [\d.]+ tokens/s", "", text)
 
 
-def test_the_example_takes_the_checkpoint_from_the_environment():
-    result = example(
-        "--no-chat", "--prompt", "Hello", "--max-tokens", "3", DEEPINFER_HF_MODEL_DIR="tests/data/tiny-quant"
-    )
-    assert result.returncode == 0, result.stderr
-    assert "3 tokens]" in result.stdout
+def test_the_example_runs_a_prompt_set(example):
+    status, printed, _ = example("--set", "prose_and_code", "--max-tokens", "2")
+    assert status == 0
+    assert printed.count("\n> ") == 20
+    assert "\n> import os\n\ndef" in printed
+
+
+def test_the_example_takes_the_checkpoint_from_the_environment(example, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("DEEPINFER_HF_MODEL_DIR", str(TINY_QUANT))
+    status, printed, _ = example("--no-chat", "--prompt", "Hello", "--max-tokens", "3")
+    assert status == 0
+    assert "3 tokens]" in printed
 
 
 @pytest.mark.parametrize(
@@ -80,8 +99,14 @@ def test_the_example_takes_the_checkpoint_from_the_environment():
         ((), {"DEEPINFER_HF_MODEL": "x"}, "nearest one is DEEPINFER_HF_MODEL_DIR"),
     ],
 )
-def test_what_the_example_cannot_do_is_one_line(arguments: tuple, env: dict, message: str):
-    result = example(*arguments, **env)
-    assert result.returncode == 2
-    assert message in result.stderr
-    assert "Traceback" not in result.stderr
+def test_what_the_example_cannot_do_is_one_line(
+    example, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], env: dict[str, str], message: str
+):
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    status, printed, errors = example(*arguments)
+    assert status == 2
+    assert printed == ""
+    assert errors.startswith("offline_inference.py: ")
+    assert message in errors
+    assert len(errors.splitlines()) == 1
