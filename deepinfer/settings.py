@@ -97,9 +97,14 @@ def parse_token_ranges(text: str) -> tuple[tuple[int, int], ...]:
     return tuple(ranges)
 
 
+def _numbers(text: str) -> tuple[float, ...]:
+    return tuple(_number(0.0).parse(part) for part in text.split(","))
+
+
 BOOLEAN = Kind("0, false or empty for no, anything else for yes", _boolean, takes_empty=True)
 ANY_INTEGER = Kind("an integer", int)
 TEXT = Kind("any text", str)
+NUMBERS = Kind("a number >= 0, or several with commas between them", _numbers)
 TOKEN_RANGES = Kind("increasing token ids and inclusive ranges such as 0..3,7,10..12", parse_token_ranges)
 
 
@@ -133,6 +138,14 @@ class Settings:
         BOOLEAN,
         "Choose how many drafts of each request to verify by the drafter's confidence.",
         idle="every draft is verified",
+    )
+    confidence_temperatures: tuple[float, ...] | None = env(
+        "DEEPINFER_DFLASH_CONFIDENCE_HEAD_TEMPERATURE",
+        None,
+        NUMBERS,
+        "Temperatures of the drafter's confidences, one for all draft positions or one for each; the floor "
+        "is 1e-5.",
+        "those of the calibration file, else of the checkpoint, else 1",
     )
     max_backtracking_tokens: int | None = env(
         "DEEPINFER_MAX_BACKTRACKING_TOKENS",
@@ -272,10 +285,6 @@ WITHOUT_EFFECT: dict[str, str] = {
         "DECODE_PERF_CACHE_DIR DECODE_PERF_CACHE_TTL_SEC",
     ),
     **_without_effect("it is read from the checkpoint", "ENGRAM_PAD_TOKEN"),
-    **_without_effect(
-        "the drafter's confidences are calibrated by the checkpoint's own temperatures",
-        "DFLASH_CONFIDENCE_HEAD_TEMPERATURE",
-    ),
     **_without_effect("this quantity is not computed", "COMPUTE_SUM_SMALLER_PROBS"),
     **_without_effect(
         "prompts are always computed exactly", "YOCO_PREFILL_TRUNCATION_MODE YOCO_PREFILL_KEEP_TOKENS"

@@ -46,6 +46,7 @@ class EngineArgs:
         batch_invariant: a row's bits never depend on its batch; DEEPINFER_BATCH_INVARIANT when None.
         logprobs_mode: what log-probabilities mean: "raw" (the model's distribution), "temperature" (after
             penalties, bias, masks and temperature) or "processed" (after truncation too).
+        calibration_file: what `python -m deepinfer.calibrate` wrote; scales the drafter's confidences.
         cache_bytes: memory for both cache pools; a quarter of the machine's memory at most when None.
         num_blocks: paged blocks, overriding what `cache_bytes` would give.
         disable_log_stats: no periodic statistics line.
@@ -69,6 +70,7 @@ class EngineArgs:
     arithmetic: str | None = None
     batch_invariant: bool | None = None
     logprobs_mode: str = "raw"
+    calibration_file: str | None = None
     cache_bytes: int | None = None
     num_blocks: int | None = None
     disable_log_stats: bool = False

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from deepinfer import native
 from deepinfer.checkpoint.loader import Checkpoint, load_model, load_tokenizer, open_checkpoint
@@ -19,6 +18,7 @@ from deepinfer.runtime.batch_builder import BatchBuilder
 from deepinfer.runtime.cache_layout import CacheLayout
 from deepinfer.runtime.caches import Caches
 from deepinfer.runtime.model_runner import ModelRunner
+from deepinfer.sampling.confidence import resolve_confidence_scale
 from deepinfer.sampling.sampler import Sampler
 from deepinfer.settings import Settings
 
@@ -97,7 +97,12 @@ def build_parts(args: EngineArgs, settings: Settings) -> EngineParts:
             device=device,
         ),
         num_draft_tokens=num_drafts,
-        temperatures=_confidence_temperatures(checkpoint.config, num_drafts).to(device),
+        confidence_scale=resolve_confidence_scale(
+            num_drafts,
+            environment=settings.confidence_temperatures,
+            calibration_file=args.calibration_file,
+            checkpoint=checkpoint.config.dspark_sts_temperatures,
+        ).to(device),
         eos_token_id=tokenizer.eos_token_id,
         token_map=token_map,
     )
@@ -112,12 +117,6 @@ def build_parts(args: EngineArgs, settings: Settings) -> EngineParts:
         builder=BatchBuilder(core, device),
         use_async=use_async,
     )
-
-
-def _confidence_temperatures(config: Any, num_drafts: int) -> Tensor:
-    """[num_drafts] float32 of the checkpoint's calibration, else 1."""
-    given = config.dspark_sts_temperatures or (1.0,) * config.dspark_block_size
-    return torch.tensor(given[:num_drafts], dtype=torch.float32)
 
 
 def _banned_ids(tokenizer: Tokenizer, settings: Settings, spec: ModelSpec) -> list[int]:

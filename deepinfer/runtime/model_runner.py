@@ -13,6 +13,7 @@ from deepinfer.models.base import Drafter, ForwardOutput, Model
 from deepinfer.runtime.async_batch import DeviceStep, Remap, correct_batch
 from deepinfer.runtime.batch import Batch
 from deepinfer.runtime.caches import Caches
+from deepinfer.sampling.confidence import ConfidenceScale
 from deepinfer.sampling.draft import DraftChooser
 from deepinfer.sampling.inputs import SamplingInputs
 from deepinfer.sampling.sampler import Sampler, SampleResult
@@ -61,7 +62,7 @@ class ModelRunner:
         caches: both pools.
         sampler: chooses tokens.
         num_draft_tokens: drafts proposed per sequence, 0 without a drafter.
-        temperatures: [num_draft_tokens] divide the drafter's confidence logits.
+        confidence_scale: [num_draft_tokens] turns the drafter's logits into confidences.
         eos_token_id: the checkpoint's end of sequence.
         token_map: [vocab] int32 compressed ids of tokens; None when the model hashes no n-grams.
     """
@@ -74,7 +75,7 @@ class ModelRunner:
         sampler: Sampler,
         *,
         num_draft_tokens: int,
-        temperatures: Tensor,
+        confidence_scale: ConfidenceScale,
         eos_token_id: int,
         token_map: Tensor | None,
     ) -> None:
@@ -83,7 +84,7 @@ class ModelRunner:
         self._caches = caches
         self._sampler = sampler
         self._num_draft_tokens = num_draft_tokens
-        self._temperatures = temperatures
+        self._confidence_scale = confidence_scale
         self._eos_token_id = eos_token_id
         self._token_map = token_map
         self._batch: Batch | None = None
@@ -192,7 +193,7 @@ class ModelRunner:
             width,
         )
         drafts[seqs] = proposal.tokens
-        estimates = torch.sigmoid((proposal.confidence_logits / self._temperatures).clamp(-60, 60))
+        estimates = self._confidence_scale.confidences(proposal.confidence_logits)
         # Nothing behind a drafted end of sequence is worth verifying.
         ends = proposal.tokens == self._eos_token_id
         confidences[seqs] = estimates.masked_fill(ends.cumsum(1) - ends.long() > 0, 0.0)

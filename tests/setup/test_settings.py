@@ -62,6 +62,7 @@ def test_every_kind_of_value():
         NUM_STATE_SLOTS_RATIO="2.5",
         LOGGING_INTERVAL_STEP="-1",
         DECODE_TOKEN_BLACKLIST="0..3,7",
+        DFLASH_CONFIDENCE_HEAD_TEMPERATURE="1.5, 2,0",
         HF_MODEL_DIR=" some/dir ",
         BATCH_INVARIANT="1",
         CPP_LOG_LEVEL="off",
@@ -72,6 +73,7 @@ def test_every_kind_of_value():
     assert settings.num_state_slots_ratio == 2.5
     assert settings.logging_interval_steps == -1
     assert settings.decode_token_blacklist == ((0, 3), (7, 7))
+    assert settings.confidence_temperatures == (1.5, 2.0, 0.0)
     assert settings.hf_model_dir == "some/dir"
     assert settings.batch_invariant is True
     assert settings.cpp_log_level == "off"
@@ -103,6 +105,9 @@ def test_an_empty_text_means_unset():
         ("NUM_STATE_SLOTS_RATIO", "nan", "a number >= 1"),
         ("NUM_STATE_SLOTS_RATIO", "inf", "a number >= 1"),
         ("LOGGING_INTERVAL_STEP", "often", "an integer"),
+        ("DFLASH_CONFIDENCE_HEAD_TEMPERATURE", "1,", "a number >= 0, or several"),
+        ("DFLASH_CONFIDENCE_HEAD_TEMPERATURE", "1,-1", "a number >= 0, or several"),
+        ("DFLASH_CONFIDENCE_HEAD_TEMPERATURE", "nan", "a number >= 0, or several"),
         ("CPP_LOG_LEVEL", "INFO", "one of off, error, warn, info"),
         ("DECODE_TOKEN_BLACKLIST", "3,2", "increasing token ids"),
     ],
