@@ -124,6 +124,8 @@ void bind_config(py::module_& module) {
         .def_readwrite("stop_token_ids", &SequenceParams::stop_token_ids)
         .def_readwrite("seed", &SequenceParams::seed, "uint64")
         .def_readwrite("inv_temperature", &SequenceParams::inv_temperature, "1 / temperature; 0 means greedy")
+        .def_readwrite("is_ratio", &SequenceParams::is_ratio,
+                       "drafts are tested by the ratio of probabilities; no meaning for a greedy request")
         .def_readwrite("top_p", &SequenceParams::top_p, "1: off")
         .def_readwrite("top_k", &SequenceParams::top_k, "-1: off")
         .def_readwrite("min_p", &SequenceParams::min_p, "0: off")

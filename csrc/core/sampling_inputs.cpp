@@ -129,6 +129,7 @@ struct DenseRows {
     int32_t* num_logprobs;
     int32_t* forced;
     int32_t* draft_ids;
+    int32_t* is_ratio;
 
     /// A greedy row without any transform.
     void set_neutral(int32_t row, int64_t index, int32_t forced_token, int32_t logprobs) const {
@@ -144,6 +145,7 @@ struct DenseRows {
         num_logprobs[row] = logprobs;
         forced[row] = forced_token;
         draft_ids[row] = -1;
+        is_ratio[row] = 0;
     }
 
     /// A row that scores a prompt token under the request's own distribution, but for penalties and bans,
@@ -180,6 +182,7 @@ struct DenseRows {
         }
         std::copy_n(sequence.drafts.begin(), num_drafts, draft_ids + row);
         std::fill_n(draft_ids + row + num_drafts, count - num_drafts, -1);
+        std::fill_n(is_ratio + row, count, sequence.is_ratio() ? 1 : 0);
     }
 };
 
@@ -196,7 +199,7 @@ Layout sampling_layout(StepPlan& plan) {
     for (const char* name : {"inv_temperature", "top_p", "min_p", "repetition", "presence", "frequency"}) {
         layout.add(name, DataType::kFloat32, plan.num_outputs);
     }
-    for (const char* name : {"top_k", "num_logprobs", "forced", "draft_ids"}) {
+    for (const char* name : {"top_k", "num_logprobs", "forced", "draft_ids", "is_ratio"}) {
         layout.add(name, DataType::kInt32, plan.num_outputs);
     }
     layout.add("row_offsets", DataType::kInt32, int64_t{plan.num_seqs()} + 1);
@@ -222,6 +225,7 @@ void fill_sampling(const CoreConfig& config, StepPlan& plan, std::span<std::byte
     rows.num_logprobs = writer.next<int32_t>("num_logprobs");
     rows.forced = writer.next<int32_t>("forced");
     rows.draft_ids = writer.next<int32_t>("draft_ids");
+    rows.is_ratio = writer.next<int32_t>("is_ratio");
     int32_t* row_offsets = writer.next<int32_t>("row_offsets");
     int32_t row = 0;
     *row_offsets++ = 0;

@@ -26,6 +26,7 @@ struct SequenceParams {
     std::vector<int32_t> stop_token_ids;
     uint64_t seed = 0;
     float inv_temperature = 1.0f;  ///< 1 / temperature; 0 means greedy
+    bool is_ratio = false;         ///< drafts are tested by the ratio of probabilities, not by coupled noise
     float top_p = 1.0f;
     int32_t top_k = -1;
     float min_p = 0.0f;
@@ -115,6 +116,8 @@ struct Sequence {
     int32_t num_kept_outputs() const { return kept_outputs >= 0 ? kept_outputs : num_outputs(); }
     int32_t num_blocks() const { return static_cast<int32_t>(blocks.size()); }
     bool is_finished() const { return status == SequenceStatus::kFinished; }
+    /// Whether its drafts are tested by the ratio of probabilities; greedy rows are the same in both modes.
+    bool is_ratio() const { return params.is_ratio && params.inv_temperature != 0.0f; }
 
     /// Most tokens it can have once the step in flight (at most one) is committed.
     int32_t next_length() const { return num_in_flight == 0 ? length() : length() + last.num_samples; }

@@ -155,10 +155,11 @@ def test_sampling_rows_follow_the_parameters():
         "frequency": -0.5,
         "num_logprobs": 2,
         "golden_token_ids": [-1, 9, -1, 11],
+        "is_ratio": True,
         "max_tokens": 20,
     }
     rich = engine.add(core.SequenceParams(**fields), np.array([3, 4, 3], np.int32))
-    plain = engine.add(core.SequenceParams(inv_temperature=0.0), tokens_of(5))
+    plain = engine.add(core.SequenceParams(inv_temperature=0.0, is_ratio=True), tokens_of(5))
     plan = engine.schedule()
     a = inputs(engine, plan)
     assert a["row_offsets"].tolist() == [0, 1, 2] and a["token_index"].tolist() == [3, 5]
@@ -182,6 +183,7 @@ def test_sampling_rows_follow_the_parameters():
         assert a[name][:4].tolist() == [fields[name]] * 4, name
     assert a["inv_temperature"][4:].tolist() == [0.0] * 3 and a["top_k"][4:].tolist() == [-1] * 3
     assert a["forced"].tolist() == [9, -1, 11, -1] + [-1] * 3
+    assert a["is_ratio"].tolist() == [1] * 4 + [0] * 3, "greedy is the same in both modes"
     assert a["draft_ids"].tolist() == [9, 4, 5, -1, 1, 2, -1]
     # row j sees the drafts before it
     assert rows_of(a, "penalty", 0) == [(3, 0), (4, 1)]
