@@ -35,6 +35,7 @@ _DENSE = (
     "presence",
     "frequency",
     "draft_ids",
+    "is_ratio",
 )
 
 
@@ -58,6 +59,7 @@ class SamplingInputs:
     presence: Tensor  # [R] float32, 0 = off
     frequency: Tensor  # [R] float32, 0 = off
     draft_ids: Tensor  # [R] int32, draft that the row tests, -1 = none
+    is_ratio: Tensor  # [R] int32, 1 = random drafts are tested by the ratio of probabilities
     row_offsets: Tensor  # [S + 1] int32, first row of each sequence
 
     penalty_rows: Tensor  # [H] int32; pairs (row, token) are unique

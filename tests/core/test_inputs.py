@@ -179,9 +179,11 @@ def test_sampling_rows_follow_the_parameters():
         "presence",
         "frequency",
         "num_logprobs",
+        "is_ratio",
     ):
         assert a[name][:4].tolist() == [fields[name]] * 4, name
     assert a["inv_temperature"][4:].tolist() == [0.0] * 3 and a["top_k"][4:].tolist() == [-1] * 3
+    assert a["is_ratio"].dtype == np.int32 and a["is_ratio"][4:].tolist() == [0] * 3
     assert a["forced"].tolist() == [9, -1, 11, -1] + [-1] * 3
     assert a["is_ratio"].tolist() == [1] * 4 + [0] * 3, "greedy is the same in both modes"
     assert a["draft_ids"].tolist() == [9, 4, 5, -1, 1, 2, -1]
@@ -247,6 +249,7 @@ def test_scoring_rows_have_the_distribution_without_penalties_and_bans():
     engine.add(
         make_params(
             num_prompt_logprobs=3,
+            is_ratio=True,
             min_tokens=4,
             eos_token_id=EOS,
             presence=1.0,
@@ -271,6 +274,7 @@ def test_scoring_rows_have_the_distribution_without_penalties_and_bans():
     assert a["min_p"].tolist() == [0.25] * 3 and a["presence"].tolist() == [0, 0, 1]
     assert a["bias_rows"].tolist() == [0, 1, 2] and a["allowed_rows"].tolist() == [0, 1, 2]
     assert set(a["penalty_rows"].tolist()) == {2} and a["repetition"].tolist() == [1, 1, np.float32(1.2)]
+    assert a["is_ratio"].tolist() == [0, 0, 1], "a scored token is given, not drawn"
     assert a["ban_rows"].tolist() == [2] and plan.max_num_logprobs == 3
 
 

@@ -35,6 +35,7 @@ class Row:
     bans: tuple[int, ...] = ()
     allowed: tuple[int, ...] | None = None
     draft: int = -1
+    is_ratio: bool = False
 
     def with_(self, **changes) -> Row:
         return replace(self, **changes)
@@ -73,6 +74,7 @@ def make_inputs(rows: list[Row], row_offsets: list[int] | None = None) -> Sampli
         "presence": floats(r.presence for r in rows),
         "frequency": floats(r.frequency for r in rows),
         "draft_ids": ints(r.draft for r in rows),
+        "is_ratio": ints(r.is_ratio for r in rows),
         "row_offsets": ints(range(len(rows) + 1) if row_offsets is None else row_offsets),
         "penalty_rows": ints(p[0] for p in penalties),
         "penalty_tokens": ints(p[1] for p in penalties),
