@@ -87,8 +87,9 @@ bool DecodePolicy::try_everybody(CoreState& state) {
     for (const Candidate& candidate : candidates_) {
         const int32_t wanted = demand(config, *candidate.sequence, candidate.length + candidate.num_drafts);
         const int32_t held = candidate.sequence->num_blocks();
-        if (held > wanted) state.blocks.release_tail(candidate.sequence->blocks, wanted);
-        missing += std::max(0, wanted - held);
+        DI_CHECK(held <= wanted, "sequence ", candidate.sequence->id, " holds ", held, " blocks, may use ",
+                 wanted);
+        missing += wanted - held;
     }
     if (missing > state.blocks.num_free()) return false;
     for (Candidate& candidate : candidates_) {
@@ -103,12 +104,7 @@ bool DecodePolicy::try_everybody(CoreState& state) {
 void DecodePolicy::serve_in_order(CoreState& state, DecodeChoice& choice) {
     const CoreConfig& config = state.config;
     order_.clear();
-    for (Candidate& candidate : candidates_) {
-        // Blocks held for drafts only are free for whoever needs one.
-        state.blocks.release_tail(candidate.sequence->blocks,
-                                  demand(config, *candidate.sequence, candidate.length));
-        order_.push_back(&candidate);
-    }
+    for (Candidate& candidate : candidates_) order_.push_back(&candidate);
     std::sort(order_.begin(), order_.end(), [&](const Candidate* a, const Candidate* b) {
         const auto rank = [&](const Candidate& candidate) {
             const Sequence& sequence = *candidate.sequence;

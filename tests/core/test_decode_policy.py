@@ -195,6 +195,39 @@ def test_preemption_is_bounded_and_everybody_finishes(max_preemptions):
     assert rows <= 6 * (8 + 50) * 4, rows
 
 
+@pytest.mark.parametrize("elder_is_spared", [False, True])
+def test_who_may_take_from_a_spared_sequence(elder_is_spared):
+    """Only an elder that is spared itself; anybody else makes room by leaving."""
+    engine = make_engine(
+        num_blocks=9,
+        max_num_batched_tokens=8,
+        max_model_len=60,
+        max_preemptions=1,
+        prefill_attempt_interval=9,
+    )
+    elder = add(engine, 15, max_tokens=20)  # 16 tokens in 2 blocks
+    if elder_is_spared:
+        step(engine, PREFILL)
+        engine.preempt(elder)
+    while engine.num_waiting:
+        step(engine, PREFILL)
+    younger = add(engine, 48, max_tokens=2)  # 6 blocks, prefilled in six steps
+    step(engine, PREFILL)
+    engine.preempt(younger)
+    step(engine, PREFILL)
+    step(engine, DECODE)
+    assert engine.num_free_blocks == 0 and engine.num_computed_tokens(younger) == 8
+    before = engine.metrics(younger).num_preemptions
+    plan = engine.schedule()  # the elder has 17 tokens and needs a third block
+    if elder_is_spared:
+        assert plan.kind == DECODE and plan.preempted_ids.tolist() == [younger]
+    else:
+        assert plan.kind == PREFILL and plan.preempted_ids.tolist() == [elder]
+        assert plan.seq_ids.tolist() == [younger] and engine.metrics(younger).num_preemptions == before
+    commit_token(engine, plan)
+    run_to_end(engine)
+
+
 def test_spared_sequence_is_served_first():
     engine = make_engine(num_blocks=8, max_model_len=50, max_preemptions=1)
     (old,) = start(engine, 21)
