@@ -140,8 +140,6 @@ void bind_config(py::module_& module) {
         .def_readwrite("num_prompt_logprobs", &SequenceParams::num_prompt_logprobs, "as num_logprobs")
         .def_readwrite("golden_token_ids", &SequenceParams::golden_token_ids,
                        "forced outputs by index; -1 is free")
-        .def_readwrite("is_ratio", &SequenceParams::is_ratio,
-                       "drafts are tested by the ratio of probabilities")
         .def_readwrite("needs_text", &SequenceParams::needs_text, "list its new tokens in CommitResult")
         .def_property(
             "arrival_time",

@@ -173,7 +173,6 @@ struct DenseRows {
         std::fill_n(frequency + row, count, params.frequency);
         std::fill_n(top_k + row, count, params.top_k);
         std::fill_n(num_logprobs + row, count, params.num_logprobs);
-        std::fill_n(is_ratio + row, count, params.is_ratio ? 1 : 0);
         const int32_t first_output = sequence.num_outputs();
         const int32_t num_golden = static_cast<int32_t>(params.golden_token_ids.size());
         const int32_t num_drafts = std::max<int32_t>(0, std::min<int32_t>(count - 1, sequence.num_drafts));

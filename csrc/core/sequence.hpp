@@ -39,7 +39,6 @@ struct SequenceParams {
     int32_t num_logprobs = -1;               ///< -1 none, 0 the sampled token's, k the top k as well
     int32_t num_prompt_logprobs = -1;
     std::vector<int32_t> golden_token_ids;  ///< forced output tokens by output index; -1 leaves one free
-    bool is_ratio = false;                  ///< drafts are tested by the ratio of probabilities
     bool needs_text = false;                ///< its new tokens are listed in `CommitResult`
     double arrival_time = -1.0;             ///< monotonic seconds; negative: the moment of `add`
 };

@@ -179,11 +179,9 @@ def test_sampling_rows_follow_the_parameters():
         "presence",
         "frequency",
         "num_logprobs",
-        "is_ratio",
     ):
         assert a[name][:4].tolist() == [fields[name]] * 4, name
     assert a["inv_temperature"][4:].tolist() == [0.0] * 3 and a["top_k"][4:].tolist() == [-1] * 3
-    assert a["is_ratio"].dtype == np.int32 and a["is_ratio"][4:].tolist() == [0] * 3
     assert a["forced"].tolist() == [9, -1, 11, -1] + [-1] * 3
     assert a["is_ratio"].tolist() == [1] * 4 + [0] * 3, "greedy is the same in both modes"
     assert a["draft_ids"].tolist() == [9, 4, 5, -1, 1, 2, -1]
