@@ -14,6 +14,7 @@ from deepinfer.checkpoint.tokenizer import Tokenizer
 from deepinfer.config import CacheConfig, SchedulerConfig
 from deepinfer.engine.arg_utils import BLOCK_SIZE, EngineArgs
 from deepinfer.models.base import ModelSpec
+from deepinfer.runtime.async_batch import NgramVocab
 from deepinfer.runtime.batch_builder import BatchBuilder
 from deepinfer.runtime.cache_layout import CacheLayout
 from deepinfer.runtime.caches import Caches
@@ -79,12 +80,16 @@ def build_parts(args: EngineArgs, settings: Settings) -> EngineParts:
     core = core_module.EngineCore(
         _core_config(core_module, args, scheduler, cache, checkpoint, spec, use_async)
     )
-    token_map = None
+    ngram_vocab = None
     if spec.max_ngram:
         own = load_tokenizer(checkpoint) if args.tokenizer else tokenizer  # the model's, whoever encodes
         fold = own.compressed_vocab()
         core.set_compressed_vocab(fold.token_map, fold.pad_id)
-        token_map = torch.from_numpy(fold.token_map).to(device)
+        is_barrier = torch.zeros(spec.vocab_size, dtype=torch.bool)
+        is_barrier[checkpoint.config.image_token_id] = True
+        ngram_vocab = NgramVocab(
+            torch.from_numpy(fold.token_map).to(device), is_barrier.to(device), fold.pad_id
+        )
     runner = ModelRunner(
         model,
         drafter,
@@ -104,7 +109,7 @@ def build_parts(args: EngineArgs, settings: Settings) -> EngineParts:
             checkpoint=checkpoint.config.dspark_sts_temperatures,
         ).to(device),
         eos_token_id=tokenizer.eos_token_id,
-        token_map=token_map,
+        ngram_vocab=ngram_vocab,
     )
     return EngineParts(
         tokenizer=tokenizer,

@@ -5,7 +5,8 @@ It plans with the longest lengths possible; before N's forward the device puts i
 
     known length   L = committed_len + num_emitted        (of the sequence's row in N-1, `remap`)
     row j          position L - 1 + j;  input: N-1's last token (j = 0), then N-1's drafts
-    n-gram window  the same tokens, then N-1's emitted ones, then the host's history before them
+    n-gram window  the same tokens, then N-1's emitted ones, then the host's history before them;
+                   pad at a barrier (a token of an image) and behind it
 
 Everything here is arithmetic on device tensors: nothing waits for the host, nothing is copied to it.
 """
@@ -37,6 +38,21 @@ class Remap:
 
 
 @dataclass(frozen=True)
+class NgramVocab:
+    """What tokens are in n-gram windows.
+
+    Attributes:
+        token_map: [vocab] int32 compressed ids.
+        is_barrier: [vocab] bool; a window holds `pad_id` at such a token and behind it.
+        pad_id: a compressed id.
+    """
+
+    token_map: Tensor
+    is_barrier: Tensor
+    pad_id: int
+
+
+@dataclass(frozen=True)
 class DeviceStep:
     """What a step leaves on the device for the next one; S sequences, k drafts.
 
@@ -51,14 +67,14 @@ class DeviceStep:
     drafts: Tensor | None
 
 
-def correct_batch(batch: Batch, remap: Remap, previous: DeviceStep, token_map: Tensor | None) -> Batch:
+def correct_batch(batch: Batch, remap: Remap, previous: DeviceStep, vocab: NgramVocab | None) -> Batch:
     """The batch of a decode step as it really is.
 
     Args:
         batch: the step as planned; the number of rows of each sequence stands.
         remap: which sequences to correct.
         previous: the step that was in flight when this one was planned.
-        token_map: [vocab] int32 compressed ids of tokens; None when the model hashes no n-grams.
+        vocab: None when the model hashes no n-grams.
     """
     source = remap.rows.clamp(min=0).long()
     is_matched = remap.rows >= 0
@@ -82,17 +98,20 @@ def correct_batch(batch: Batch, remap: Remap, previous: DeviceStep, token_map: T
         seqlens_k=seqlens_k,
         total_lens=torch.where(is_matched, seqlens_k, batch.total_lens),
     )
-    if token_map is None or batch.ngram_ids.shape[1] == 0:
+    width = batch.ngram_ids.shape[1]
+    if vocab is None or width == 0:
         return corrected
     columns = []
-    for back in range(batch.ngram_ids.shape[1]):
+    is_behind = torch.zeros_like(row_is_matched)  # a barrier has been met
+    for back in range(width):
         index = newest - back
-        fresh = token_map[_new_tokens(previous, source[seq], num_emitted[seq], index.clamp(min=0)).long()]
-        if remap.ngram_history.shape[1]:
-            old_place = (-1 - index).clamp(0, remap.ngram_history.shape[1] - 1).long()
-            old = remap.ngram_history[seq, old_place]
-            fresh = torch.where(index >= 0, fresh, old)
-        columns.append(fresh)
+        token = _new_tokens(previous, source[seq], num_emitted[seq], index.clamp(min=0)).long()
+        is_behind = is_behind | ((index >= 0) & vocab.is_barrier[token])
+        known = vocab.token_map[token]
+        if back > 0:  # the history has one column less, and its own barriers are pads already
+            old_place = (-1 - index).clamp(0, width - 2).long()
+            known = torch.where(index >= 0, known, remap.ngram_history[seq, old_place])
+        columns.append(torch.where(is_behind, vocab.pad_id, known))
     windows = torch.where(row_is_matched[:, None], torch.stack(columns, 1), batch.ngram_ids)
     return dataclasses.replace(corrected, ngram_ids=windows)
 

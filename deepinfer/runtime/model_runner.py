@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from deepinfer.models.base import Drafter, ForwardOutput, Model
-from deepinfer.runtime.async_batch import DeviceStep, Remap, correct_batch
+from deepinfer.runtime.async_batch import DeviceStep, NgramVocab, Remap, correct_batch
 from deepinfer.runtime.batch import Batch
 from deepinfer.runtime.caches import Caches
 from deepinfer.sampling.confidence import ConfidenceScale
@@ -64,7 +64,7 @@ class ModelRunner:
         num_draft_tokens: drafts proposed per sequence, 0 without a drafter.
         confidence_scale: [num_draft_tokens] turns the drafter's logits into confidences.
         eos_token_id: the checkpoint's end of sequence.
-        token_map: [vocab] int32 compressed ids of tokens; None when the model hashes no n-grams.
+        ngram_vocab: None when the model hashes no n-grams.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class ModelRunner:
         num_draft_tokens: int,
         confidence_scale: ConfidenceScale,
         eos_token_id: int,
-        token_map: Tensor | None,
+        ngram_vocab: NgramVocab | None,
     ) -> None:
         self._model = model
         self._drafter = drafter
@@ -86,7 +86,7 @@ class ModelRunner:
         self._num_draft_tokens = num_draft_tokens
         self._confidence_scale = confidence_scale
         self._eos_token_id = eos_token_id
-        self._token_map = token_map
+        self._ngram_vocab = ngram_vocab
         self._batch: Batch | None = None
         self._output: ForwardOutput | None = None
         self._last: DeviceStep | None = None  # what the previous step left
@@ -102,7 +102,7 @@ class ModelRunner:
         """
         with self.timers.timed("forward"):
             if remap is not None and self._last is not None:
-                batch = correct_batch(batch, remap, self._last, self._token_map)
+                batch = correct_batch(batch, remap, self._last, self._ngram_vocab)
             self._batch = batch
             self._output = self._model.forward(batch, self._caches, want_features=self._drafter is not None)
 

@@ -9,11 +9,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from deepinfer.runtime.async_batch import DeviceStep, Remap, correct_batch, redistribute, with_seqlens_q
+from deepinfer.runtime.async_batch import (
+    DeviceStep,
+    NgramVocab,
+    Remap,
+    correct_batch,
+    redistribute,
+    with_seqlens_q,
+)
 from deepinfer.runtime.batch import Batch
 
 VOCAB = 50
 PAD = 0  # compressed id
+BARRIER = -7  # stands for the compressed id of a token that windows do not reach across
 NO_ROW = -1
 
 
@@ -27,8 +35,13 @@ def draw(count: int) -> list[int]:
 
 
 def window(compressed: list[int], position: int, width: int) -> list[int]:
-    """Compressed ids at `position`, `position - 1`, ..., pad before the start."""
-    return [compressed[position - back] if position >= back else PAD for back in range(width)]
+    """Compressed ids at `position`, `position - 1`, ..., pad before the start and from a barrier on."""
+    found = []
+    for place in range(position, position - width, -1):
+        if place < 0 or compressed[place] == BARRIER:
+            break
+        found.append(compressed[place])
+    return found + [PAD] * (width - len(found))
 
 
 class World:
@@ -42,6 +55,7 @@ class World:
         lengths: per sequence, committed tokens before the step in flight.
         emitted: per sequence, tokens that the step in flight emits (1 ... k + 1).
         num_strangers: sequences of the step before that are not in the new one.
+        num_barriers: tokens of the vocabulary that end n-gram windows.
     """
 
     def __init__(
@@ -54,6 +68,7 @@ class World:
         lengths: list[int] | None = None,
         emitted: list[int] | None = None,
         num_strangers: int = 2,
+        num_barriers: int = 0,
     ) -> None:
         count = len(matched)
         self.matched, self.num_drafts, self.seqlens_q, self.max_ngram = (
@@ -70,6 +85,7 @@ class World:
             draw(n) if m else [] for n, m in zip(self.num_emitted, matched)
         ]  # of the step in flight
         self.drafts = [draw(num_drafts) for _ in range(count)]
+        self.barriers = random.sample(range(VOCAB), num_barriers)
         self.token_map = [random.randrange(1, 1000) for _ in range(VOCAB)]
 
         places = random.sample(range(count + num_strangers), count)  # rows in the step before
@@ -95,7 +111,7 @@ class World:
         return len(self.committed[seq]) + len(self.fresh[seq]) - 1
 
     def compressed(self, tokens: list[int]) -> list[int]:
-        return [self.token_map[token] for token in tokens]
+        return [BARRIER if token in self.barriers else self.token_map[token] for token in tokens]
 
     def true_batch(self, seqlens_q: list[int] | None = None) -> dict[str, list]:
         """Every array that a step of the sequences' real state has."""
@@ -157,7 +173,10 @@ class World:
 
     def correct(self, batch: Batch | None = None) -> Batch:
         batch = self.planned() if batch is None else batch
-        return correct_batch(batch, self.host(), self.previous, int32(self.token_map))
+        is_barrier = torch.zeros(VOCAB, dtype=torch.bool)
+        is_barrier[self.barriers] = True
+        vocab = NgramVocab(int32(self.token_map), is_barrier, PAD)
+        return correct_batch(batch, self.host(), self.previous, vocab)
 
 
 def check(batch: Batch, expected: dict[str, list]) -> None:
@@ -171,7 +190,8 @@ def random_world(**options: object) -> World:
     count, k = random.randint(1, 7), random.randint(0, 5)
     matched = [random.random() < 0.7 for _ in range(count)]
     seqlens_q = [random.randint(1, k + 1) for _ in range(count)]
-    return World(matched, k, seqlens_q, max_ngram=random.randint(1, 5), **options)
+    barriers = random.choice([0, 0, VOCAB // 4])
+    return World(matched, k, seqlens_q, max_ngram=random.randint(1, 5), num_barriers=barriers, **options)
 
 
 @pytest.mark.parametrize("case", range(8))
