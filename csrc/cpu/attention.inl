@@ -1,11 +1,19 @@
 // Attention over decoded records and index scores. Part of an `isa_*.cpp`, inside its namespace.
 
 DI_INLINE void decode_window(const uint8_t* record, float* out) {
+    bool is_usual = true;  // only numbers, and 2^8 times each scale is one too
+    for (int c = 0; c < kKeyWidth; c += 64) is_usual &= !has_e4m3_nan(record + c);
+    for (int group = 0; group < kKeyWidth / 32; ++group) is_usual &= record[kKeyWidth + group] < 247;
     for (int group = 0; group < kKeyWidth / 32; ++group) {
-        const V scale = set1(formats::e8m0(record[kKeyWidth + group]));
         const int c = group * 32;
-        store(out + c, mul(decode_e4m3(record + c), scale));
-        store(out + c + kLanes, mul(decode_e4m3(record + c + kLanes), scale));
+        const uint8_t code = record[kKeyWidth + group];
+        if (is_usual) {
+            const V scale = set1(formats::e8m0(static_cast<uint8_t>(code + 8)));
+            store(out + c, mul(decode_e4m3_numbers(record + c), scale));
+            store(out + c + kLanes, mul(decode_e4m3_numbers(record + c + kLanes), scale));
+        } else {
+            for (int i = c; i < c + 32; ++i) out[i] = formats::e4m3(record[i]) * formats::e8m0(code);
+        }
     }
 }
 

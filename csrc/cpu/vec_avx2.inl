@@ -106,16 +106,21 @@ DI_INLINE void store_bf16_first(uint16_t* p, V a, int n) {
     for (int i = 0; i < n; ++i) p[i] = static_cast<uint16_t>(bits[i] >> 16);
 }
 
-/// Sixteen E4M3 codes; a code has the same bits as half precision shifted by 7, smaller by 2^8.
-DI_INLINE V decode_e4m3(const uint8_t* p) {
+/// Whether one of 64 E4M3 codes is NaN.
+DI_INLINE bool has_e4m3_nan(const uint8_t* p) {
+    const __m256i mask = _mm256_set1_epi8(0x7f);
+    const __m256i lo = _mm256_and_si256(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), mask);
+    const __m256i hi = _mm256_and_si256(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 32)), mask);
+    return _mm256_movemask_epi8(_mm256_cmpeq_epi8(_mm256_max_epu8(lo, hi), mask)) != 0;
+}
+
+/// 2^-8 times the values of sixteen E4M3 codes that are numbers: a code has the bits of half precision, shifted
+/// by 7, whose exponents are larger by 8.
+DI_INLINE V decode_e4m3_numbers(const uint8_t* p) {
     const __m256i codes = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-    __m256i half = _mm256_and_si256(_mm256_slli_epi16(codes, 7), _mm256_set1_epi16(static_cast<short>(0xbf80)));
-    const __m256i is_nan = _mm256_cmpeq_epi16(_mm256_and_si256(codes, _mm256_set1_epi16(0x7f)),
-                                              _mm256_set1_epi16(0x7f));
-    half = _mm256_blendv_epi8(half, _mm256_set1_epi16(0x7e00), is_nan);
-    const __m256 scale = _mm256_set1_ps(256.0f);
-    return {_mm256_mul_ps(_mm256_cvtph_ps(_mm256_castsi256_si128(half)), scale),
-            _mm256_mul_ps(_mm256_cvtph_ps(_mm256_extracti128_si256(half, 1)), scale)};
+    const __m256i half =
+        _mm256_and_si256(_mm256_slli_epi16(codes, 7), _mm256_set1_epi16(static_cast<short>(0xbf80)));
+    return {_mm256_cvtph_ps(_mm256_castsi256_si128(half)), _mm256_cvtph_ps(_mm256_extracti128_si256(half, 1))};
 }
 
 /// E2M1 values of the low nibbles of eight lanes.

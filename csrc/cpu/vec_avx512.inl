@@ -73,14 +73,18 @@ DI_INLINE void store_bf16_first(uint16_t* p, V a, int n) {
                              _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_castps_si512(a), 16)));
 }
 
-/// Sixteen E4M3 codes; a code has the same bits as half precision shifted by 7, smaller by 2^8.
-DI_INLINE V decode_e4m3(const uint8_t* p) {
+/// Whether one of 64 E4M3 codes is NaN.
+DI_INLINE bool has_e4m3_nan(const uint8_t* p) {
+    const __m512i magnitudes = _mm512_and_si512(_mm512_loadu_si512(p), _mm512_set1_epi8(0x7f));
+    return _mm512_cmpeq_epi8_mask(magnitudes, _mm512_set1_epi8(0x7f)) != 0;
+}
+
+/// 2^-8 times the values of sixteen E4M3 codes that are numbers: a code has the bits of half precision, shifted
+/// by 7, whose exponents are larger by 8.
+DI_INLINE V decode_e4m3_numbers(const uint8_t* p) {
     const __m256i codes = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-    __m256i half = _mm256_and_si256(_mm256_slli_epi16(codes, 7), _mm256_set1_epi16(static_cast<short>(0xbf80)));
-    const __mmask16 is_nan = _mm256_cmpeq_epi16_mask(_mm256_and_si256(codes, _mm256_set1_epi16(0x7f)),
-                                                     _mm256_set1_epi16(0x7f));
-    half = _mm256_mask_mov_epi16(half, is_nan, _mm256_set1_epi16(0x7e00));
-    return _mm512_mul_ps(_mm512_cvtph_ps(half), _mm512_set1_ps(256.0f));
+    return _mm512_cvtph_ps(
+        _mm256_and_si256(_mm256_slli_epi16(codes, 7), _mm256_set1_epi16(static_cast<short>(0xbf80))));
 }
 
 DI_INLINE __m512 e2m1_values() {

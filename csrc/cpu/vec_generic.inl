@@ -161,9 +161,17 @@ DI_INLINE void store_bf16_first(uint16_t* p, V a, int n) {
     for (int i = 0; i < n; ++i) p[i] = static_cast<uint16_t>(bits_of(lanes[i]) >> 16);
 }
 
-DI_INLINE V decode_e4m3(const uint8_t* p) {
+/// Whether one of 64 E4M3 codes is NaN.
+DI_INLINE bool has_e4m3_nan(const uint8_t* p) {
+    bool found = false;
+    for (int i = 0; i < 64; ++i) found |= (p[i] & 0x7f) == 0x7f;
+    return found;
+}
+
+/// 2^-8 times the values of sixteen E4M3 codes that are numbers.
+DI_INLINE V decode_e4m3_numbers(const uint8_t* p) {
     float lanes[16];
-    for (int i = 0; i < 16; ++i) lanes[i] = formats::e4m3(p[i]);
+    for (int i = 0; i < 16; ++i) lanes[i] = formats::e4m3(p[i]) * 0.00390625f;
     return load(lanes);
 }
 DI_INLINE V decode_e2m1(const uint8_t* p) {

@@ -74,6 +74,15 @@ def test_window_records_of_every_code_and_scale(instruction_set: str) -> None:
             32
         )
         assert torch.equal(single_key(pool, 0), expected.float())
+    small = (
+        torch.arange(512, dtype=torch.uint8) % 48
+    )  # magnitudes up to 1/2 stay finite under the largest scales
+    small[1::2] += 128
+    values = torch.tensor([e4m3(code) for code in small.tolist()], dtype=torch.float64)
+    scales = torch.arange(239, 255)
+    pool = torch.cat([small, scales.to(torch.uint8)]).view(1, 1, 528)
+    expected = values * torch.ldexp(torch.ones(16, dtype=torch.float64), scales - 127).repeat_interleave(32)
+    assert torch.equal(single_key(pool, 0), expected.float())
 
 
 def test_main_records_of_every_code_and_scale(instruction_set: str) -> None:
