@@ -34,7 +34,8 @@ void fill_kv_inputs(const CoreConfig& config, const StepPlan& plan, BufferWriter
         // A prompt chunk may skip decoder rows only when later tokens do not need them, so it must know the
         // whole length.
         *total_lens++ = plan.is_prefill() ? entry.known_length : entry.end();
-        *keep_all++ = entry.num_scoring > 0 ? 1 : 0;
+        // Rows that were scored before a preemption are history of the ones that still are to be.
+        *keep_all++ = plan.is_prefill() && entry.sequence->still_scores() ? 1 : 0;
         const std::vector<int32_t>& blocks = entry.sequence->blocks;
         const size_t used = std::min(blocks.size(), static_cast<size_t>(config.blocks_for(entry.end())));
         int32_t* const end = table + plan.max_blocks;

@@ -115,6 +115,8 @@ struct Sequence {
     int32_t num_outputs() const { return length() - num_prompt; }
     int32_t num_kept_outputs() const { return kept_outputs >= 0 ? kept_outputs : num_outputs(); }
     int32_t num_blocks() const { return static_cast<int32_t>(blocks.size()); }
+    /// Whether prompt log-probabilities are missing.
+    bool still_scores() const { return params.num_prompt_logprobs >= 0 && num_scored < num_prompt - 1; }
     bool is_finished() const { return status == SequenceStatus::kFinished; }
     /// Whether its drafts are tested by the ratio of probabilities; greedy rows are the same in both modes.
     bool is_ratio() const { return params.is_ratio && params.inv_temperature != 0.0f; }

@@ -96,7 +96,8 @@ def test_batch_arrays(seed, max_ngram, num_drafts):
                 for p in range(start, end)
                 if plan.is_prefill and wants_scores[seq_id] and scored <= p < num_prompt - 1
             ]
-            assert a["keep_all"][s] == bool(scores)
+            missing = wants_scores[seq_id] and scored < num_prompt - 1
+            assert a["keep_all"][s] == (plan.is_prefill and missing)
             samples = (
                 range(start, end)
                 if not plan.is_prefill
@@ -284,6 +285,20 @@ def test_image_tokens_are_not_scored():
     commit_token(engine, plan, logprobs=np.full(4, -2.0, np.float32), ranks=np.full(4, 3, np.int32))
     assert engine.prompt_logprobs(seq_id).tolist() == [-9999, -9999, -2]
     assert engine.prompt_ranks(seq_id).tolist() == [0, 0, 3]
+
+
+def test_rows_scored_before_a_preemption_are_kept():
+    """Later rows, whose scores are missing, read the decoder layers' windows of these."""
+    engine = make_engine(max_num_batched_tokens=4)
+    seq_id = engine.add(make_params(num_prompt_logprobs=0, max_tokens=2), tokens_of(10))
+    asked = []
+    for step in range(6):
+        plan = engine.schedule()
+        asked.append((int(plan.num_scoring_rows[0]), int(inputs(engine, plan)["keep_all"][0])))
+        commit_token(engine, plan)
+        if step in (1, 4):
+            assert engine.preempt(seq_id)
+    assert asked == [(4, 1), (4, 1), (0, 1), (0, 1), (1, 1), (0, 0)]
 
 
 def test_every_array_is_aligned_and_none_overlap():
