@@ -54,7 +54,7 @@ def build_parts(args: EngineArgs, settings: Settings) -> EngineParts:
         ValueError: when arguments or settings contradict each other or the model.
     """
     torch.manual_seed(args.seed)
-    device = torch.device("cpu")
+    device = _device(settings)
     checkpoint = open_checkpoint(args.model, args.revision)
     tokenizer = load_tokenizer(checkpoint, args.tokenizer, args.tokenizer_revision or args.revision)
     arithmetic = args.resolve_arithmetic(settings)
@@ -122,6 +122,16 @@ def build_parts(args: EngineArgs, settings: Settings) -> EngineParts:
         builder=BatchBuilder(core, device),
         use_async=use_async,
     )
+
+
+def _device(settings: Settings) -> torch.device:
+    """Where the engine runs."""
+    if settings.accelerator not in ("auto", "cpu"):
+        raise ValueError(
+            f"DEEPINFER_ACCELERATOR={settings.accelerator}: this engine runs on the CPU only so far; "
+            "unset it or choose cpu"
+        )
+    return torch.device("cpu")
 
 
 def _banned_ids(tokenizer: Tokenizer, settings: Settings, spec: ModelSpec) -> list[int]:
