@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
@@ -61,31 +62,33 @@ def faulty(
         runner._model = model
 
 
-@contextmanager
-def interrupted_at(line: int, folders: tuple[str, ...]) -> Iterator[list[str]]:
-    """Raise KeyboardInterrupt in this thread before the `line`-th line that runs in some folders.
+@dataclass
+class Interruption:
+    """Where this thread was interrupted."""
 
-    Yields:
-        A list that says where, once it has happened.
-    """
+    count: int = 0  # lines that ran
+    place: str | None = None  # file and line, once it has happened
+
+
+@contextmanager
+def interrupted_at(line: int, folders: tuple[str, ...]) -> Iterator[Interruption]:
+    """Raise KeyboardInterrupt in this thread before the `line`-th line that runs in some folders."""
     prefixes = tuple(str(ROOT / folder) for folder in folders)
-    where: list[str] = []
-    count = 0
+    found = Interruption()
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
-        nonlocal count
-        if where or not frame.f_code.co_filename.startswith(prefixes):
+        if found.place is not None or not frame.f_code.co_filename.startswith(prefixes):
             return None
         if event == "line":
-            count += 1
-            if count == line:
-                where.append(f"{frame.f_code.co_filename}:{frame.f_lineno}")
+            found.count += 1
+            if found.count == line:
+                found.place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
                 raise KeyboardInterrupt
         return trace
 
     before = sys.gettrace()
     sys.settrace(trace)
     try:
-        yield where
+        yield found
     finally:
         sys.settrace(before)
