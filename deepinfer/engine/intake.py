@@ -57,6 +57,7 @@ class Prompt:
     text: Any
     token_ids: Any
     unknown: tuple[str, ...] = ()  # keys of a dict that mean nothing
+    error: str | None = None  # why there is neither, when making the prompt failed
 
     @classmethod
     def of(cls, value: Any) -> Prompt:
@@ -125,6 +126,8 @@ class Intake:
         )
 
     def _token_ids(self, prompt: Prompt) -> np.ndarray:
+        if prompt.error is not None:
+            raise InvalidRequestError("invalid_request", prompt.error)
         if prompt.unknown:
             raise InvalidRequestError(
                 "invalid_request",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from numbers import Number
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -120,15 +121,14 @@ class LLM:
         The prompt format is the checkpoint's: the release's needs the extra `deepinfer[chat]`; a tokenizer
         with a chat template uses that. Other arguments and the result are those of `generate`.
         """
+        self.llm_engine.check_open()
         if not messages:
             raise ValueError("messages is empty: pass one conversation or a list of conversations")
-        one = isinstance(messages[0], dict)
-        conversations = [messages] if one else list(messages)
-        tokenizer = self.get_tokenizer()
-        prompts = [
-            {"prompt_token_ids": tokenizer.apply_chat_template(conversation, **template_options)}
-            for conversation in conversations
-        ]
+        if isinstance(messages, str) or not isinstance(messages, Sequence):
+            given = type(messages).__name__
+            raise ValueError(f"messages must be one conversation or a list of conversations, got {given}")
+        conversations = [messages] if isinstance(messages[0], dict) else messages
+        prompts = [self._chat_prompt(conversation, template_options) for conversation in conversations]
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, on_error=on_error)
 
     def get_tokenizer(self) -> Tokenizer:
@@ -147,6 +147,13 @@ class LLM:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _chat_prompt(self, conversation: Any, template_options: dict[str, Any]) -> Prompt:
+        """A conversation's prompt; one that is not well-formed is for intake to refuse, by its row."""
+        try:
+            return Prompt(None, self.get_tokenizer().apply_chat_template(conversation, **template_options))
+        except ValueError as error:
+            return Prompt(None, None, error=str(error))
 
     def _rows(
         self, prompts: Any, sampling_params: Any, prompt_token_ids: Any
@@ -262,4 +269,4 @@ def _is_single(value: Any) -> bool:
         return False
     if getattr(value, "ndim", None) == 1:  # a numpy array or tensor of ids
         return True
-    return len(value) > 0 and not isinstance(value[0], (str, dict)) and not hasattr(value[0], "__len__")
+    return len(value) > 0 and isinstance(value[0], Number)
