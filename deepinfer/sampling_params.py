@@ -20,6 +20,7 @@ SAMPLING_EPS = 1e-5  # temperatures below it mean greedy decoding
 INT32_MAX = 2**31 - 1
 MAX_LOGPROBS = 1000  # most alternatives that one position may report
 MAX_PENALTY = 2.0  # bound of presence and frequency penalties, as in the OpenAI API
+VERIFICATIONS = ("coupled", "ratio")
 SO_ARGS_KEYS = ("schema_type", "schema", "trigger_token_ids", "bound_token_id")
 
 
@@ -91,6 +92,11 @@ class SamplingParams:
     golden_token_ids: tuple[int, ...] = ()
     """Forced output tokens by output index; -1 leaves a place free, places beyond the list are free. The
     reported log-probability is the model's value for the forced token."""
+    verification: str | None = None
+    """How drafts are tested when the engine speculates; None takes `EngineArgs.verification`. "coupled": the
+    output is that of plain sampling with the same seed, token for token. "ratio": a few more drafts are
+    accepted; the output has the law of plain sampling, but the seed alone does not fix it. A greedy request
+    gets the same output from both."""
     detokenize: bool = True
     """Turns the output into text. False leaves `text` empty."""
     skip_special_tokens: bool = True
@@ -128,6 +134,7 @@ class SamplingParams:
         top_logprobs: int | None = None,
         prompt_logprobs: int | bool | None = None,
         golden_token_ids: Sequence[int] | None = None,
+        verification: str | None = None,
         detokenize: bool = True,
         skip_special_tokens: bool = True,
         so_args: Mapping[str, Any] | None = None,
@@ -167,6 +174,7 @@ class SamplingParams:
             "logprobs": _check_logprobs("logprobs", logprobs, top_logprobs),
             "prompt_logprobs": _check_logprobs("prompt_logprobs", prompt_logprobs, None),
             "golden_token_ids": check_int_list("golden_token_ids", golden_token_ids or (), -1, INT32_MAX),
+            "verification": None if verification is None else check_verification(verification),
             "detokenize": check_bool("detokenize", detokenize),
             "skip_special_tokens": check_bool("skip_special_tokens", skip_special_tokens),
             "so_args": _check_so_args(so_args),
@@ -265,6 +273,13 @@ def _unknown_keywords(unknown: dict[str, Any]) -> str:
         near = difflib.get_close_matches(name, known, n=1)
         parts.append(f"{name!r}" + (f" (did you mean {near[0]!r}?)" if near else ""))
     return f"SamplingParams has no option {', '.join(parts)}; it knows {', '.join(known)}"
+
+
+def check_verification(value: str) -> str:
+    """The value; a ValueError that says what would work when it is no kind of verification."""
+    if value not in VERIFICATIONS:
+        raise ValueError(f"verification={value!r}: choose one of {', '.join(VERIFICATIONS)}")
+    return value
 
 
 def _check_top_k(value: int) -> int:

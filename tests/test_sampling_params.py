@@ -66,6 +66,8 @@ GOOD = [
     ("golden_token_ids", [-1, 3], (-1, 3)),
     ("golden_token_ids", None, ()),
     ("ignore_eos", 1, True),
+    ("verification", "ratio", "ratio"),
+    ("verification", "coupled", "coupled"),
     ("detokenize", np.bool_(False), False),
 ]
 
@@ -137,6 +139,8 @@ BAD = [
     ("prompt_logprobs", 1001, ValueError, "prompt_logprobs"),
     ("top_logprobs", True, TypeError, "top_logprobs"),
     ("golden_token_ids", [-2], ValueError, "golden_token_ids\\[0\\]"),
+    ("verification", "exact", ValueError, "'exact': choose one of coupled, ratio"),
+    ("verification", True, ValueError, "choose one of"),
     ("ignore_eos", "yes", TypeError, "True or False"),
     ("ignore_eos", 2, TypeError, "True or False"),
     ("include_stop_str_in_output", None, TypeError, "True or False"),
@@ -241,7 +245,7 @@ EVERYTHING = SamplingParams(
     frequency_penalty=0.3, logit_bias={1: 2.0}, allowed_token_ids=[1, 2], seed=7, max_tokens=9, min_tokens=2,
     ignore_eos=True, eos_id=3, first_n_token_no_eos=1, stop=["x"], stop_token_ids=[5],
     include_stop_str_in_output=True, logprobs=2, prompt_logprobs=1, golden_token_ids=[-1, 4],
-    skip_special_tokens=False, so_args={"schema_type": "json", "schema": "{}"},
+    verification="ratio", skip_special_tokens=False, so_args={"schema_type": "json", "schema": "{}"},
 )  # fmt: skip
 
 

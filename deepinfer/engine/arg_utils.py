@@ -9,6 +9,7 @@ from typing import Any
 
 from deepinfer.config import ARITHMETICS, Arithmetic, CacheConfig, SchedulerConfig
 from deepinfer.engine.engine_type import EngineType
+from deepinfer.sampling_params import check_verification
 from deepinfer.settings import Settings
 
 LOGPROBS_MODES = ("raw", "temperature", "processed")
@@ -46,6 +47,8 @@ class EngineArgs:
         batch_invariant: a row's bits never depend on its batch; DEEPINFER_BATCH_INVARIANT when None.
         logprobs_mode: what log-probabilities mean: "raw" (the model's distribution), "temperature" (after
             penalties, bias, masks and temperature) or "processed" (after truncation too).
+        verification: how drafts are tested for requests that do not say: "coupled" (outputs are those of
+            plain sampling) or "ratio" (outputs follow its law).
         calibration_file: what `python -m deepinfer.calibrate` wrote; scales the drafter's confidences.
         cache_bytes: memory for both cache pools; a quarter of the machine's memory at most when None.
         num_blocks: paged blocks, overriding what `cache_bytes` would give.
@@ -70,6 +73,7 @@ class EngineArgs:
     arithmetic: str | None = None
     batch_invariant: bool | None = None
     logprobs_mode: str = "raw"
+    verification: str = "coupled"
     calibration_file: str | None = None
     cache_bytes: int | None = None
     num_blocks: int | None = None
@@ -84,6 +88,7 @@ class EngineArgs:
             raise ValueError(
                 f"logprobs_mode={self.logprobs_mode!r}: choose one of {', '.join(LOGPROBS_MODES)}"
             )
+        check_verification(self.verification)
         if self.arithmetic is not None and self.arithmetic not in ARITHMETICS:
             raise ValueError(f"arithmetic={self.arithmetic!r}: choose one of {', '.join(ARITHMETICS)}")
         if EngineType(self.engine_type) is not EngineType.NORMAL:

@@ -210,6 +210,7 @@ class OutputAssembler:
             eos_token_id=self._eos_token_id if params.eos_id is None else params.eos_id,
             stop_token_ids=list(params.stop_token_ids),
             seed=request.seeds[index],
+            is_ratio=request.is_ratio,
             inv_temperature=0.0
             if params.is_greedy
             else float(np.float32(1.0) / np.float32(params.temperature)),

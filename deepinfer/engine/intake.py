@@ -82,6 +82,7 @@ class Request:
     params: SamplingParams
     max_tokens: int  # most output tokens of a sample
     seeds: tuple[int, ...]  # one uint64 per sample
+    is_ratio: bool  # drafts are tested by the ratio of probabilities
 
 
 class Intake:
@@ -91,12 +92,20 @@ class Intake:
         tokenizer: encodes text prompts; text prompts are refused when None.
         vocab_size: ids of prompts and options are below it.
         max_model_len: most prompt + output tokens.
+        verification: of requests that do not say.
     """
 
-    def __init__(self, tokenizer: Tokenizer | None, vocab_size: int, max_model_len: int) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        vocab_size: int,
+        max_model_len: int,
+        verification: str,
+    ) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
+        self._verification = verification
 
     def check(self, request_id: str, prompt: Prompt, params: SamplingParams | None) -> Request:
         """The request, ready to be scheduled.
@@ -123,6 +132,7 @@ class Intake:
             params=params,
             max_tokens=max_tokens,
             seeds=tuple(sample_seed(seed, index) for index in range(params.n)),
+            is_ratio=(params.verification or self._verification) == "ratio",
         )
 
     def _token_ids(self, prompt: Prompt) -> np.ndarray:

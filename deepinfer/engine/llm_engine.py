@@ -40,7 +40,9 @@ class LLMEngine:
         self._executor = Executor(parts.runner, use_thread=parts.use_async)
         self._is_async = parts.use_async
         self._in_flight: _InFlight | None = None
-        self._intake = Intake(self.tokenizer, parts.spec.vocab_size, self.scheduler_config.max_model_len)
+        self._intake = Intake(
+            self.tokenizer, parts.spec.vocab_size, self.scheduler_config.max_model_len, args.verification
+        )
         self._assembler = OutputAssembler(parts.core_module, self.core, self.tokenizer)
         interval = 0 if args.disable_log_stats else settings.logging_interval_steps
         self._stats_logger = StatsLogger(self.stats, interval)

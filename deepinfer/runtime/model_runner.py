@@ -16,8 +16,9 @@ from deepinfer.runtime.caches import Caches
 from deepinfer.sampling.confidence import ConfidenceScale
 from deepinfer.sampling.draft import DraftChooser
 from deepinfer.sampling.inputs import SamplingInputs
+from deepinfer.sampling.ratio import DraftScores, RatioVerifier
 from deepinfer.sampling.sampler import Sampler, SampleResult
-from deepinfer.sampling.verify import coupled_test, leading_run
+from deepinfer.sampling.verify import drafts_that_stand, leading_run
 from deepinfer.utils.timer import Timers
 
 # Bytes of float32 logits that a step holds at once; rows beyond are sampled in slices.
@@ -87,6 +88,9 @@ class ModelRunner:
         self._confidence_scale = confidence_scale
         self._eos_token_id = eos_token_id
         self._ngram_vocab = ngram_vocab
+        self._draft_scores = DraftScores(
+            caches.slots.shape[0], num_draft_tokens, model.spec.vocab_size, caches.slots.device
+        )
         self._batch: Batch | None = None
         self._output: ForwardOutput | None = None
         self._last: DeviceStep | None = None  # what the previous step left
@@ -116,7 +120,7 @@ class ModelRunner:
         batch, output = self._batch, self._output
         assert batch is not None and output is not None, "sample without forward"
         with self.timers.timed("sample"):
-            chosen = self._choose(output.hidden_states, inputs)
+            chosen = self._choose(output.hidden_states, inputs, self._ratio_verifier(batch, inputs))
             verified = self._verify(batch, chosen, inputs)
         drafts, confidences = None, None
         if self._drafter is not None:
@@ -136,17 +140,27 @@ class ModelRunner:
             confidences=_host(confidences),
         )
 
-    def _choose(self, hidden: Tensor, inputs: SamplingInputs) -> SampleResult:
-        """The plain sampler's token of every row; few logits exist at once."""
+    def _ratio_verifier(self, batch: Batch, inputs: SamplingInputs) -> RatioVerifier | None:
+        """How rows of ratio requests draw; None where no row tests such a request's draft."""
+        if batch.is_prefill or self._drafter is None or not inputs.host["is_ratio"].any():
+            return None
+        seqs = batch.row_seq[batch.output_rows.long()].long()
+        rows = torch.arange(seqs.shape[0], device=seqs.device)
+        places = rows - inputs.row_offsets[seqs]
+        return RatioVerifier(self._draft_scores, inputs, batch.state_slots[seqs], places)
+
+    def _choose(self, hidden: Tensor, inputs: SamplingInputs, ratio: RatioVerifier | None) -> SampleResult:
+        """The token of every row, the plain sampler's but for ratio requests; few logits exist at once."""
         num_rows = hidden.shape[0]
         rows = max(1, LOGITS_BYTES // (4 * self._model.spec.vocab_size))
         if num_rows <= rows:
-            return self._sampler.sample(self._model.compute_logits(hidden), inputs)
+            return self._sampler.sample(self._model.compute_logits(hidden), inputs, ratio)
         parts = []
         for start in range(0, num_rows, rows):
             stop = min(start + rows, num_rows)
             logits = self._model.compute_logits(hidden[start:stop])
-            parts.append(self._sampler.sample(logits, inputs.slice(start, stop)))
+            part = None if ratio is None else ratio.slice(start, stop)
+            parts.append(self._sampler.sample(logits, inputs.slice(start, stop), part))
         return _concatenate(parts)
 
     def _verify(self, batch: Batch, chosen: SampleResult, inputs: SamplingInputs) -> _Verified:
@@ -159,7 +173,8 @@ class ModelRunner:
             emitted = torch.where(samples, last, 0)[:, None]
             emitted = torch.nn.functional.pad(emitted, (0, self._num_draft_tokens))
             return _Verified(emitted, samples.int(), final)
-        run = leading_run(coupled_test(chosen.token_ids, inputs.draft_ids, chosen.faults), inputs.row_offsets)
+        stands = drafts_that_stand(chosen.token_ids, inputs.draft_ids, chosen.faults)
+        run = leading_run(stands, inputs.row_offsets)
         first = inputs.row_offsets[:-1]
         place = torch.arange(self._num_draft_tokens + 1, dtype=torch.int32, device=first.device)
         rows = torch.minimum(first[:, None] + place, first[:, None] + run[:, None])
@@ -182,7 +197,14 @@ class ModelRunner:
         final = verified.final_rows[seqs].long()
         if final.shape[0] == 0:
             return drafts, confidences
-        chooser = DraftChooser(self._sampler, inputs, first_rows[host_seqs], inputs.token_index[final])
+        chooser = DraftChooser(
+            self._sampler,
+            inputs,
+            first_rows[host_seqs],
+            inputs.token_index[final],
+            batch.state_slots[seqs],
+            self._draft_scores if inputs.host["is_ratio"].any() else None,
+        )
         last = (verified.num_emitted[seqs] - 1).clamp(min=0).long()
         proposal = self._drafter.propose(
             verified.emitted[seqs].gather(1, last[:, None]).squeeze(1),

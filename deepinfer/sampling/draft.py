@@ -1,9 +1,10 @@
 """Drafts: the sampling parameters under which a drafter chooses its tokens.
 
-A draft is accepted when it equals the token that the target draws at the same index, so it is drawn with the
-same transforms and the same noise. What depends on tokens that this step itself emits (penalty history, the
-minimum length) is taken as of the sequence's first row: a draft may then be worse, never wrong, and nothing
-has to be read back from the device.
+A draft of a coupled request is accepted when it equals the token that the target draws at the same index, so
+it is drawn with the same transforms and the same noise. That of a ratio request is drawn with noise of its
+own, and the scores that it was drawn from are kept for its test. What depends on tokens that this step itself
+emits (penalty history, the minimum length) is taken as of the sequence's first row: a draft may be worse,
+never wrong, and nothing has to be read back from the device.
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from deepinfer.sampling.draw import gumbel_argmax
 from deepinfer.sampling.inputs import SamplingInputs
+from deepinfer.sampling.philox import draft_domain
+from deepinfer.sampling.ratio import DraftScores
 from deepinfer.sampling.sampler import Sampler
 
 
@@ -26,19 +30,36 @@ class DraftChooser:
         inputs: the step's parameters.
         first_rows: [n] int64 on the host, ascending: first sampling row of each sequence that drafts.
         anchor_index: [n] int64 on the device: absolute index of the token that each sequence chose last.
+        slots: [n] state slots, by which
+        scores: keeps what ratio requests' drafts are drawn from; None when there is no such request.
     """
 
     def __init__(
-        self, sampler: Sampler, inputs: SamplingInputs, first_rows: np.ndarray, anchor_index: Tensor
+        self,
+        sampler: Sampler,
+        inputs: SamplingInputs,
+        first_rows: np.ndarray,
+        anchor_index: Tensor,
+        slots: Tensor,
+        scores: DraftScores | None,
     ) -> None:
         self._sampler = sampler
         self._inputs = _first_rows_only(inputs, first_rows)
         self._anchor_index = anchor_index
+        self._slots = slots
+        self._scores = scores
 
     def __call__(self, step: int, logits: Tensor) -> Tensor:
         """[n, V] float32 logits of draft `step` (0, 1, ...) -> [n] int32 tokens."""
         inputs = dataclasses.replace(self._inputs, token_index=self._anchor_index + (1 + step))
-        return self._sampler.sample(logits, inputs).token_ids
+        if self._scores is None:
+            return self._sampler.sample(logits, inputs).token_ids
+
+        def draw_ratio(scores: Tensor, rows: Tensor) -> Tensor:
+            self._scores.keep(self._slots[rows], step, scores)
+            return gumbel_argmax(scores, inputs.seeds[rows], inputs.token_index[rows], draft_domain(step))
+
+        return self._sampler.sample(logits, inputs, draw_ratio).token_ids
 
 
 def _first_rows_only(inputs: SamplingInputs, rows: np.ndarray) -> SamplingInputs:

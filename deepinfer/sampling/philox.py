@@ -30,7 +30,16 @@ class Domain(IntEnum):
     ACCEPT = 1  # the coin of ratio verification
     RESIDUAL = 2  # the token after a refused draft
     FRESH = 3  # the token of a bonus row
-    DRAFT = 4  # independent drafts for ratio verification
+    DRAFT = 4  # independent drafts for ratio verification, see `draft_domain`
+
+
+def draft_domain(step: int) -> int:
+    """The stream of the independent draft `step` (0, 1, ...) of a block.
+
+    An index is drafted anew when the block before was refused below it. The second draft has another place in
+    its block, and this keeps it independent of the first, on whose confidences verify lengths may depend.
+    """
+    return Domain.DRAFT + (step << 8)
 
 
 def philox4x32(counter: tuple, key: tuple) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -6,7 +6,7 @@ decoding, verification and scoring go through this one function. A bad row is fl
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -87,32 +87,40 @@ class Sampler:
             self._banned[ids] = True
             self._banned = self._banned.to(device)
 
-    def sample(self, logits: Tensor, inputs: SamplingInputs) -> SampleResult:
+    def sample(
+        self,
+        logits: Tensor,
+        inputs: SamplingInputs,
+        draw_ratio: Callable[[Tensor, Tensor], Tensor] | None = None,
+    ) -> SampleResult:
         """Chooses the token of every row.
 
         Args:
             logits: [R, V] float32 from the model, left as they are.
             inputs: parameters of the R rows.
+            draw_ratio: (scores [C, V] float32 of a distribution per row, rows [C] int64) -> [C] int64 tokens;
+                draws for the random rows with `is_ratio`. None draws theirs like all others.
         """
         assert logits.dtype == torch.float32, f"{logits.dtype=}"
         assert logits.shape == (inputs.num_rows, self._vocab_size), f"{logits.shape=} {inputs.num_rows=}"
-        plan = _plan_rows(inputs, self._vocab_size, self._force_top_k, self._mode)
+        plan = _plan_rows(inputs, self._vocab_size, self._force_top_k, self._mode, draw_ratio is not None)
         edited = edit_logits(logits, inputs, self._banned)
         best, token_ids = _first_max(edited)
 
         shaped = (
             edited if plan.needs_scores else None
         )  # scores of the rows' distributions, for log-probabilities
-        for rows, is_cut in ((plan.open_rows, False), (plan.cut_rows, True)):
-            if rows is None:
-                continue
+        for rows, is_cut, is_ratio in plan.random:
             scores = _take(edited, rows) * inputs.inv_temperature[rows, None]
             if is_cut:
                 top_k = inputs.top_k[rows]
                 if self._force_top_k:
                     top_k = torch.where(top_k < 0, self._force_top_k, top_k.clamp(max=self._force_top_k))
                 scores = truncate(scores, top_k, inputs.top_p[rows], inputs.min_p[rows], out=scores)
-            token_ids[rows] = gumbel_argmax(scores, inputs.seeds[rows], inputs.token_index[rows])
+            if is_ratio:
+                token_ids[rows] = draw_ratio(scores, rows)
+            else:
+                token_ids[rows] = gumbel_argmax(scores, inputs.seeds[rows], inputs.token_index[rows])
             if shaped is not None:
                 shaped = shaped.clone() if shaped is edited else shaped
                 shaped[rows] = scores
@@ -157,15 +165,16 @@ class Sampler:
 class _RowPlan:
     """Which rows need which work, decided on the host; None stands for no row. Indices are int64."""
 
-    open_rows: Tensor | None  # random, the whole vocabulary
-    cut_rows: Tensor | None  # random, truncated
+    random: list[tuple[Tensor, bool, bool]]  # groups of rows, whether truncated, whether drawn by ratio
     logprob_rows: Tensor | None  # want log-probabilities
     num_top: int  # most alternatives that a row wants
     has_forced: bool
     needs_scores: bool  # log-probabilities read the scores that tokens are drawn from
 
 
-def _plan_rows(inputs: SamplingInputs, vocab_size: int, force_top_k: int, mode: LogprobsMode) -> _RowPlan:
+def _plan_rows(
+    inputs: SamplingInputs, vocab_size: int, force_top_k: int, mode: LogprobsMode, knows_ratio: bool
+) -> _RowPlan:
     host = inputs.host
     wants = host["num_logprobs"] >= 0
     free = host["forced"] < 0
@@ -176,13 +185,17 @@ def _plan_rows(inputs: SamplingInputs, vocab_size: int, force_top_k: int, mode: 
     if 0 < force_top_k < vocab_size:
         truncated = np.ones_like(truncated)
 
-    def rows(mask: np.ndarray) -> Tensor | None:
-        return inputs.rows_where(mask) if mask.any() else None
-
+    groups = [(random & ~truncated, False, False), (random & truncated, True, False)]
+    if knows_ratio:
+        by_ratio = host["is_ratio"] > 0
+        groups = [
+            (mask & (by_ratio == is_ratio), is_cut, is_ratio)
+            for mask, is_cut, _ in groups
+            for is_ratio in (False, True)
+        ]
     return _RowPlan(
-        open_rows=rows(random & ~truncated),
-        cut_rows=rows(random & truncated),
-        logprob_rows=rows(wants),
+        random=[(inputs.rows_where(mask), *flags) for mask, *flags in groups if mask.any()],
+        logprob_rows=inputs.rows_where(wants) if wants.any() else None,
         num_top=max(int(host["num_logprobs"].max(initial=0)), 0),
         has_forced=not free.all(),
         needs_scores=needs_scores,

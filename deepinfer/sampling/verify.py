@@ -40,8 +40,8 @@ def leading_run(passed: Tensor, row_offsets: Tensor) -> Tensor:
     return (count[offsets[1:]] - count[offsets[:-1]]).int()
 
 
-def coupled_test(token_ids: Tensor, draft_ids: Tensor, faults: Tensor) -> Tensor:
-    """Whether each row's draft is the token that the row drew itself.
+def drafts_that_stand(token_ids: Tensor, draft_ids: Tensor, faults: Tensor) -> Tensor:
+    """Whether each row's draft is the token that the row emits; so it is in both kinds of verification.
 
     Args:
         token_ids: [R] int32 from `Sampler.sample`, forced tokens included.
@@ -57,7 +57,7 @@ def coupled_test(token_ids: Tensor, draft_ids: Tensor, faults: Tensor) -> Tensor
 def ratio_verify(
     target: Tensor, draft: Tensor | None, draft_ids: Tensor, seeds: Tensor, token_index: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Tests drafts by the ratio of their probabilities and draws each row's own token.
+    """Tests drafts by the ratio of their probabilities and draws each row's token.
 
     All draws use streams of their own (`Domain.ACCEPT`, `RESIDUAL`, `FRESH`), independent of the one that the
     drafts were drawn from (`Domain.DRAFT`). Probabilities are compared in float64.
@@ -65,36 +65,51 @@ def ratio_verify(
     Args:
         target: [R, V] float32 scores that the target samples from, after all transforms; -inf = impossible.
         draft: [R, V] float32 scores that the drafts were really drawn from; rows without a draft are ignored.
-            None means that each draft was certain (proposals without probabilities).
+            A row without a finite sum (the drafter failed, and its token was no draw), or None for all, means
+            that the draft was certain.
         draft_ids: [R] int32, -1 where the row tests none.
         seeds, token_index: [R] int64.
 
     Returns:
-        passed [R] bool, and token_ids [R] int32: the token to emit if the row is the first that did not pass:
-        from the residual after a refused draft, afresh where there was none.
+        passed [R] bool, and token_ids [R] int32: the draft where it passed, a token from the residual where
+        it was refused, and a fresh one where there was none.
     """
     has_draft = draft_ids >= 0
     drafts = draft_ids.clamp(min=0).long()[:, None]
-    log_p = torch.log_softmax(target.double(), dim=-1)
+    p = target.double()
+    p_of_draft = (p.gather(-1, drafts) - p.logsumexp(-1, keepdim=True)).squeeze(-1)
     if draft is None:
-        log_q = torch.full_like(log_p, -torch.inf).scatter_(-1, drafts, 0.0)
+        is_certain = torch.ones_like(has_draft)
+        q_of_draft = torch.zeros_like(p_of_draft)
     else:
-        log_q = torch.log_softmax(draft.double(), dim=-1)
-    p_of_draft = log_p.gather(-1, drafts).squeeze(-1)
-    q_of_draft = log_q.gather(-1, drafts).squeeze(-1)
+        q = draft.double()
+        total = q.logsumexp(-1, keepdim=True)
+        is_certain = ~total.isfinite().squeeze(-1)
+        q_of_draft = torch.where(is_certain, 0.0, (q.gather(-1, drafts) - total).squeeze(-1))
     coin = uniform(pair_words(seeds, token_index, torch.zeros_like(seeds), Domain.ACCEPT))
     passed = has_draft & (q_of_draft > -torch.inf) & (p_of_draft > coin.log() + q_of_draft)
 
-    # A residual that vanishes (p equal to q up to rounding) is replaced by p, its limit.
-    residual = (log_p.exp() - log_q.exp()).clamp_(min=0.0)
-    is_empty = residual.sum(dim=-1, keepdim=True) == 0
-    replacement = torch.where(is_empty, log_p, residual.log()).float()
-    token_ids = torch.zeros_like(draft_ids)
-    for rows, scores, domain in (
-        ((has_draft & ~passed), replacement, Domain.RESIDUAL),
-        (~has_draft, target, Domain.FRESH),
-    ):
-        index = rows.nonzero().squeeze(-1)
-        drawn = gumbel_argmax(scores[index], seeds[index], token_index[index], domain)
-        token_ids[index] = drawn.to(token_ids.dtype)
+    token_ids = draft_ids.clone()
+    refused = (has_draft & ~passed).nonzero().squeeze(-1)
+    if refused.shape[0]:
+        p_refused = torch.softmax(p[refused], -1)
+        q_refused = torch.zeros_like(p_refused).scatter_(-1, drafts[refused], 1.0)
+        if draft is not None:
+            q_refused = torch.where(is_certain[refused, None], q_refused, torch.softmax(q[refused], -1))
+        residual = (p_refused - q_refused).clamp_(min=0.0)
+        # A residual that vanishes (p equal to q up to rounding) is replaced by p, its limit.
+        is_empty = residual.sum(dim=-1, keepdim=True) == 0
+        scores = torch.where(is_empty, target[refused], residual.log().float())
+        _draw_into(token_ids, scores, refused, seeds, token_index, Domain.RESIDUAL)
+    fresh = (~has_draft).nonzero().squeeze(-1)
+    if fresh.shape[0]:
+        _draw_into(token_ids, target[fresh], fresh, seeds, token_index, Domain.FRESH)
     return passed, token_ids
+
+
+def _draw_into(
+    token_ids: Tensor, scores: Tensor, rows: Tensor, seeds: Tensor, token_index: Tensor, domain: int
+) -> None:
+    """Draws the tokens of some rows, in place."""
+    drawn = gumbel_argmax(scores, seeds[rows], token_index[rows], domain)
+    token_ids[rows] = drawn.to(token_ids.dtype)

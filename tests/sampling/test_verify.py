@@ -11,7 +11,7 @@ from deepinfer.sampling import verify
 from deepinfer.sampling.draw import gumbel_argmax
 from deepinfer.sampling.philox import Domain
 from deepinfer.sampling.sampler import Sampler
-from deepinfer.sampling.verify import coupled_test, leading_run, ratio_verify
+from deepinfer.sampling.verify import drafts_that_stand, leading_run, ratio_verify
 from tests.sampling.rows import Row, assert_distribution, make_inputs
 
 P = torch.tensor([0.45, 0.25, 0.05, 0.25])
@@ -45,11 +45,11 @@ def test_leading_run_equals_a_loop():
         assert found.tolist() == expected and found.dtype == torch.int32
 
 
-def test_coupled_test():
+def test_drafts_that_stand():
     tokens = torch.tensor([3, 4, 0, 5, 0], dtype=torch.int32)
     drafts = torch.tensor([3, 5, 0, -1, 0], dtype=torch.int32)
     faults = torch.tensor([0, 0, 1, 0, 0], dtype=torch.uint8)
-    assert coupled_test(tokens, drafts, faults).tolist() == [True, False, False, False, True]
+    assert drafts_that_stand(tokens, drafts, faults).tolist() == [True, False, False, False, True]
 
 
 @pytest.mark.parametrize(("temperature", "prefix"), [(1.0, 4), (0.7, 4)])
@@ -60,7 +60,7 @@ def test_reference_prefix(temperature, prefix):
     drafts = sampler.sample(torch.tensor([DRAFT] * 13), make_inputs(rows)).token_ids
     drafts[12] = -1
     found = sampler.sample(torch.tensor([TARGET] * 13), make_inputs(rows))
-    passed = coupled_test(found.token_ids, drafts, found.faults)
+    passed = drafts_that_stand(found.token_ids, drafts, found.faults)
     assert leading_run(passed, torch.tensor([0, 13])).tolist() == [prefix]
 
 
@@ -110,7 +110,7 @@ def test_coupled_decoding_is_plain_decoding(options):
             logits = torch.stack([model(output + drafts[:j], vocab_size) for j in range(len(drafts) + 1)])
             found = sampler.sample(logits, make_inputs(rows, [0, len(rows)]))
             tested = torch.tensor([*drafts, -1], dtype=torch.int32)
-            passed = coupled_test(found.token_ids, tested, found.faults)
+            passed = drafts_that_stand(found.token_ids, tested, found.faults)
             count = int(leading_run(passed, torch.tensor([0, len(rows)])))
             output += found.token_ids[: count + 1].tolist()
             accepted += count
