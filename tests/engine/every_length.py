@@ -3,7 +3,7 @@
     python -m tests.engine.every_length [--model v41-tiny|tiny-quant] [--first 1] [--last 520]
 
 Each length runs greedy and sampled, alone with its prompt in one piece; then in every other way, which must
-give the same tokens and log-probabilities, bit for bit. Prints one line for each way with the time it took, on
+give the same tokens and log-probabilities, bit for bit. Prints one line for each way with the time it took on
 the wall and on the processor; ends with status 1 when anything differs. `test_equalities.py` runs a subset.
 """
 

@@ -24,7 +24,7 @@ from tests.engine.equalities import (
     run_by_decoding,
     run_together,
 )
-from tests.support.engines import PLAIN_STEPS, assert_idle, make_llm, prompt_of, watched
+from tests.support.engines import PLAIN_STEPS, assert_idle, facts, generate, make_llm, prompt_of, watched
 
 MODELS = ("v41-tiny", "tiny-quant")
 
@@ -188,3 +188,22 @@ def test_threads(num_threads):
         assert not differences(cases[:4], run_by_decoding(plain("v41-tiny"), cases[:4]), want[:4])
     finally:
         cpu.set_num_threads(before)
+
+
+def test_prompt_scores_depend_on_no_chunk_and_no_row():
+    prompts = [list(prompt_of(length, 4)) for length in (9, 300, 128, 5)]
+    params = SamplingParams(temperature=0, max_tokens=2, prompt_logprobs=2)
+    want = facts([generate(whole("v41-tiny"), [prompt], params)[0] for prompt in prompts])
+    with make_llm(max_num_seqs=4, max_num_batched_tokens=37) as llm:
+        assert facts(generate(llm, prompts, params)) == want
+
+
+def test_the_end_of_the_context_changes_nothing_before_it():
+    """With and without room behind it; drafts do not reach beyond the end."""
+    prompt = list(prompt_of(248))
+    params = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True, logprobs=2)
+    (long,) = generate(whole("v41-tiny"), [prompt], params.clone(max_tokens=20))
+    with make_llm(max_num_seqs=2, max_model_len=256) as llm:
+        (short,) = generate(llm, [prompt], params)
+    assert short.outputs[0].token_ids == long.outputs[0].token_ids[:8]
+    assert short.outputs[0].logprobs == long.outputs[0].logprobs[:8]

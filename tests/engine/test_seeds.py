@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from torch import Tensor
 
-from deepinfer.sampling.seeds import sample_seed
 from deepinfer.sampling_params import SamplingParams
 from deepinfer.settings import Settings
 from tests.engine.faults import faulty
@@ -29,47 +28,10 @@ def random(max_tokens: int = 8, **options) -> SamplingParams:
     return SamplingParams(max_tokens=max_tokens, ignore_eos=True, **options)
 
 
-def test_no_seed_is_a_fresh_one_for_each_prompt(llm):
-    params = random()
-    first = tokens_of(generate(llm, [PROMPT] * 8, params))
-    second = tokens_of(generate(llm, [PROMPT] * 8, params))
-    assert len({tuple(tokens) for tokens in first + second}) == 16
-
-
-def test_a_seed_is_used_as_given_for_every_prompt(llm):
-    tokens = tokens_of(generate(llm, [PROMPT, [20, 30], PROMPT], random(seed=7)))
-    assert tokens[0] == tokens[2] != tokens[1]
-    assert tokens_of(generate(llm, [PROMPT], random(seq_seed=7))) == [tokens[0]]
-    assert tokens_of(generate(llm, [PROMPT], random(seed=7 - 2**64))) == [tokens[0]]
-    assert tokens_of(generate(llm, [PROMPT], random(seed=8))) != [tokens[0]]
-
-
-@pytest.mark.parametrize("seed", [0, 1, 2**63, 2**64 - 1])
-def test_completions_equal_requests_with_their_seeds(llm, seed):
-    (output,) = generate(llm, [PROMPT], random(n=5, seed=seed, logprobs=1))
-    assert [sample.index for sample in output.outputs] == list(range(5))
-    alone = generate(llm, [PROMPT] * 5, [random(seed=sample_seed(seed, j), logprobs=1) for j in range(5)])
-    for sample, other in zip(output.outputs, alone, strict=True):
-        assert sample.token_ids == other.outputs[0].token_ids
-        assert sample.logprobs == other.outputs[0].logprobs
-    assert tokens_of([output])[0] == tokens_of(generate(llm, [PROMPT], random(seed=seed)))[0]
-    assert len({tuple(tokens) for tokens in tokens_of([output])}) == 5
-
-
-def test_completions_without_a_seed_differ(llm):
-    assert len({tuple(tokens) for tokens in tokens_of(generate(llm, [PROMPT], random(n=6)))}) == 6
-
-
 def test_more_completions_than_run_at_once(llm):
     tokens = tokens_of(generate(llm, [PROMPT], random(n=40, seed=3, max_tokens=2)))
     assert tokens[:4] == tokens_of(generate(llm, [PROMPT], random(n=4, seed=3, max_tokens=2)))
     assert len(tokens) == 40
-
-
-def test_greedy_ignores_the_seed(llm):
-    greedy = [SamplingParams(temperature=0, max_tokens=6, seed=seed) for seed in (None, 1, 2)]
-    tokens = tokens_of(generate(llm, [PROMPT] * 3, greedy))
-    assert tokens[0] == tokens[1] == tokens[2]
 
 
 @pytest.mark.parametrize("style", [{}, {"temperature": 0.7, "top_p": 0.9}, {"top_k": 9}])
