@@ -73,6 +73,9 @@ void bind_plan(py::module_& module) {
         .def_property_readonly("num_decode_tokens",
                                [](const StepPlan& plan) { return plan.is_prefill() ? 0 : plan.num_rows; })
         .def_readonly("num_draft_rows", &StepPlan::num_draft_rows)
+        .def_readonly("wants_drafts", &StepPlan::wants_drafts, "propose drafts at the end of the step")
+        .def_readonly("can_redistribute", &StepPlan::can_redistribute,
+                      "the device may deal the rows of matched sequences anew: see set_seqlens_q")
         .def_readonly("num_matched", &StepPlan::num_matched, "sequences that are also in the plan in flight")
         .def_readonly("max_num_logprobs", &StepPlan::max_num_logprobs,
                       "largest top list wanted by a row; -1: none")
@@ -96,6 +99,12 @@ void bind_plan(py::module_& module) {
                 return per_sequence(plan, [](const PlanSequence& entry) { return entry.num_rows; });
             },
             "int32 [S]")
+        .def_property_readonly(
+            "max_seqlens_q",
+            [](const StepPlan& plan) {
+                return per_sequence(plan, [](const PlanSequence& entry) { return entry.max_rows; });
+            },
+            "int32 [S] rows that each sequence has blocks for")
         .def_property_readonly(
             "seqlens_k",
             [](const StepPlan& plan) {

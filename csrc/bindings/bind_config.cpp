@@ -105,6 +105,10 @@ void bind_config(py::module_& module) {
                        "preemption ends the request instead of recomputing it")
         .def_readwrite("num_draft_tokens", &CoreConfig::num_draft_tokens,
                        "most drafts verified per sequence and step")
+        .def_readwrite("use_draft_budget", &CoreConfig::use_draft_budget,
+                       "choose how many drafts to verify by confidence and step time; else all")
+        .def_readwrite("draft_budget_min_gain", &CoreConfig::draft_budget_min_gain,
+                       "all drafts are verified unless choosing gains this share of the throughput")
         .def_readwrite("async_scheduling", &CoreConfig::async_scheduling,
                        "one plan may be in flight while the next is scheduled")
         .def_readwrite("max_ngram", &CoreConfig::max_ngram, "columns of ngram_ids")

@@ -8,7 +8,7 @@ namespace {
 struct CommitArrays {
     py::array finished_ids, finished_reasons, num_new_tokens, text_ids, text_offsets, text_tokens;
     py::array first_token_latencies, verified_by_position, accepted_by_position;
-    int64_t num_tokens, num_drafted, num_accepted;
+    int64_t num_tokens, num_drafted, num_verified, num_accepted;
 };
 
 CommitArrays as_arrays(CommitResult&& result) {
@@ -23,6 +23,7 @@ CommitArrays as_arrays(CommitResult&& result) {
             to_array(std::move(result.accepted_by_position)),
             result.num_tokens,
             result.num_drafted,
+            result.num_verified,
             result.num_accepted};
 }
 
@@ -70,7 +71,8 @@ void bind_result(py::module_& module) {
         .def_readonly("verified_by_position", &CommitArrays::verified_by_position, "int64 [num_draft_tokens]")
         .def_readonly("accepted_by_position", &CommitArrays::accepted_by_position, "int64 [num_draft_tokens]")
         .def_readonly("num_tokens", &CommitArrays::num_tokens, "tokens appended in all")
-        .def_readonly("num_drafted", &CommitArrays::num_drafted)
+        .def_readonly("num_drafted", &CommitArrays::num_drafted, "drafts proposed")
+        .def_readonly("num_verified", &CommitArrays::num_verified, "drafts that had a row")
         .def_readonly("num_accepted", &CommitArrays::num_accepted);
 }
 

@@ -51,6 +51,12 @@ auto array_of(const Getter& get) {
 }  // namespace
 
 void bind_sequence(py::module_& module, EngineClass& engine) {
+    const auto by_position = [](auto member) {
+        return [member](const SequenceMetrics& metrics) {
+            const auto& counts = metrics.*member;
+            return to_array(std::vector<int32_t>(counts.begin(), counts.begin() + metrics.num_positions));
+        };
+    };
     py::class_<SequenceMetrics>(module, "SequenceMetrics", "Monotonic seconds; 0.0 means not yet.")
         .def_readonly("arrival", &SequenceMetrics::arrival)
         .def_readonly("first_scheduled", &SequenceMetrics::first_scheduled)
@@ -58,8 +64,13 @@ void bind_sequence(py::module_& module, EngineClass& engine) {
         .def_readonly("finish", &SequenceMetrics::finish)
         .def_readonly("num_preemptions", &SequenceMetrics::num_preemptions)
         .def_readonly("num_cached_tokens", &SequenceMetrics::num_cached_tokens)
-        .def_readonly("num_drafted", &SequenceMetrics::num_drafted)
-        .def_readonly("num_accepted", &SequenceMetrics::num_accepted);
+        .def_readonly("num_drafted", &SequenceMetrics::num_drafted, "drafts proposed")
+        .def_readonly("num_verified", &SequenceMetrics::num_verified, "drafts that had a row")
+        .def_readonly("num_accepted", &SequenceMetrics::num_accepted)
+        .def_property_readonly("verified_by_position", by_position(&SequenceMetrics::verified_by_position),
+                               "int32 [num_draft_tokens]")
+        .def_property_readonly("accepted_by_position", by_position(&SequenceMetrics::accepted_by_position),
+                               "int32 [num_draft_tokens]");
     const py::arg id("seq_id");
     engine
         .def("prompt_token_ids", array_of([](const Sequence& sequence) {
@@ -93,8 +104,8 @@ void bind_sequence(py::module_& module, EngineClass& engine) {
              }),
              id, "int32 [n] proposed by the last committed step")
         .def("confidences", array_of([](const Sequence& sequence) {
-                 return std::vector<float>(sequence.confidences.begin(),
-                                           sequence.confidences.begin() + sequence.num_drafts);
+                 const auto begin = sequence.newest_estimates.confidences.begin();
+                 return std::vector<float>(begin, begin + sequence.num_drafts);
              }),
              id, "float32 [n] of the drafts")
         .def("metrics", value_of([](const Sequence& sequence) { return sequence.metrics; }), id)

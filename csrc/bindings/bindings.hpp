@@ -59,6 +59,7 @@ inline int32_t num_columns(const py::object& object) {
 
 void bind_config(py::module_& module);
 void bind_batch(py::module_& module, EngineClass& engine);
+void bind_draft_budget(py::module_& module, EngineClass& engine);
 void bind_scheduler(py::module_& module, EngineClass& engine);
 void bind_sequence(py::module_& module, EngineClass& engine);
 

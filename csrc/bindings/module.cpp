@@ -14,6 +14,7 @@ PYBIND11_MODULE(_core, module) {
         module, "EngineCore",
         "Scheduler of one engine. Safe to call from any thread; no state outside of the object.");
     bindings::bind_batch(module, engine);
+    bindings::bind_draft_budget(module, engine);
     bindings::bind_scheduler(module, engine);
     bindings::bind_sequence(module, engine);
 }

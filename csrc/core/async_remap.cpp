@@ -1,5 +1,7 @@
 #include "async_remap.hpp"
 
+#include <algorithm>
+
 #include "ngram.hpp"
 
 namespace deepinfer {
@@ -9,6 +11,8 @@ void add_remap_layout(const CoreConfig& config, const StepPlan& plan, Layout& la
     layout.add("remap", DataType::kInt32, num_seqs);
     layout.add("committed_lens", DataType::kInt32, num_seqs);
     layout.add("ngram_history", DataType::kInt32, num_seqs, std::max(0, config.max_ngram - 1));
+    layout.add("max_seqlens_q", DataType::kInt32, plan.can_redistribute ? num_seqs : 0);
+    layout.add("confidence_odds", DataType::kFloat32, static_cast<int64_t>(plan.confidence_odds.size()));
 }
 
 void fill_remap_inputs(const CoreConfig& config, const CompressedVocab& vocab, const StepPlan& plan,
@@ -16,6 +20,12 @@ void fill_remap_inputs(const CoreConfig& config, const CompressedVocab& vocab, c
     int32_t* remap = writer.next<int32_t>("remap");
     int32_t* committed_lens = writer.next<int32_t>("committed_lens");
     int32_t* history = writer.next<int32_t>("ngram_history");
+    int32_t* max_seqlens_q = writer.next<int32_t>("max_seqlens_q");
+    float* confidence_odds = writer.next<float>("confidence_odds");
+    if (plan.can_redistribute) {
+        for (const PlanSequence& entry : plan.sequences) *max_seqlens_q++ = entry.max_rows;
+        std::copy(plan.confidence_odds.begin(), plan.confidence_odds.end(), confidence_odds);
+    }
     if (!config.async_scheduling) return;
     const int32_t width = std::max(0, config.max_ngram - 1);
     for (const PlanSequence& entry : plan.sequences) {

@@ -96,7 +96,7 @@ float* BufferWriter::next<float>(const char* name) {
 
 Layout batch_layout(const CoreConfig& config, const StepPlan& plan) {
     Layout layout;
-    layout.entries.reserve(16);
+    layout.entries.reserve(20);
     layout.add("input_ids", DataType::kInt32, plan.num_rows);
     layout.add("positions", DataType::kInt32, plan.num_rows);
     layout.add("row_seq", DataType::kInt32, plan.num_rows);

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "check.hpp"
+#include "draft_outcomes.hpp"
 
 namespace deepinfer {
 namespace {
@@ -105,11 +106,13 @@ private:
             sequence.num_scored = entry.first_scoring + j + 1;
         }
         if (entry.num_samples == 0) return 0;
-        const int32_t emitted = count_emitted(entry, sequence, s, row);
+        const int32_t num_verified = std::min<int32_t>(entry.num_samples - 1, sequence.num_drafts);
+        const int32_t emitted = count_emitted(num_verified, sequence, s, row);
         const int32_t num_new = append(sequence, row, emitted);
+        learn_from_step(sequence, num_new, num_verified, emitted, state_.calibration);
         if (!plan_.is_prefill()) sequence.num_computed = sequence.length() - 1;
         if (!sequence.is_finished()) {
-            keep_drafts(sequence, s);
+            keep_drafts(sequence, s, emitted);
             if (!sequence.is_evicting) give_back_surplus(sequence);
         }
         return num_new;
@@ -120,26 +123,30 @@ private:
     }
 
     /// Rows whose token counts: the accepted ones and the first that differs from its draft.
-    int32_t count_emitted(const PlanSequence& entry, Sequence& sequence, int32_t s, int32_t row) {
-        const int32_t num_drafts = std::min<int32_t>(entry.num_samples - 1, sequence.num_drafts);
+    int32_t count_emitted(int32_t num_verified, Sequence& sequence, int32_t s, int32_t row) {
         int32_t emitted = 1;
         if (!outcome_.num_emitted.empty()) {
             emitted = outcome_.num_emitted[s];
         } else {
-            while (emitted <= num_drafts &&
+            while (emitted <= num_verified &&
                    outcome_.tokens[row + emitted - 1] == sequence.drafts[emitted - 1] &&
                    fault(row + emitted - 1) == ErrorKind::kNone) {
                 ++emitted;
             }
         }
-        for (int32_t j = 0; j < num_drafts; ++j) {
+        SequenceMetrics& metrics = sequence.metrics;
+        const int32_t accepted = std::min(emitted - 1, num_verified);
+        for (int32_t j = 0; j < num_verified; ++j) {
             ++result_.verified_by_position[j];
-            if (j + 1 < emitted) ++result_.accepted_by_position[j];
+            ++metrics.verified_by_position[j];
         }
-        const int32_t accepted = std::min(emitted - 1, num_drafts);
-        sequence.metrics.num_drafted += num_drafts;
-        sequence.metrics.num_accepted += accepted;
-        result_.num_drafted += num_drafts;
+        for (int32_t j = 0; j < accepted; ++j) {
+            ++result_.accepted_by_position[j];
+            ++metrics.accepted_by_position[j];
+        }
+        metrics.num_verified += num_verified;
+        metrics.num_accepted += accepted;
+        result_.num_verified += num_verified;
         result_.num_accepted += accepted;
         return emitted;
     }
@@ -175,23 +182,35 @@ private:
         result_.finished_reasons.push_back(static_cast<uint8_t>(reason));
     }
 
-    void keep_drafts(Sequence& sequence, int32_t s) {
+    /// The next block. Without one the newest estimates stay: of what the drafter last thought.
+    void keep_drafts(Sequence& sequence, int32_t s, int32_t emitted) {
         sequence.num_drafts = 0;
         const int64_t first = int64_t{s} * outcome_.draft_width;
+        if (outcome_.draft_width == 0 || outcome_.drafts[first] < 0) return;
+        DraftEstimates& newest = sequence.newest_estimates;
+        sequence.previous_estimates = newest;
+        // A confidence reads the drafts before its own. Of these only the settled ones can be known to a
+        // choice about the next block, which may hold the others again.
+        if (sequence.is_ratio()) {
+            sequence.previous_estimates.size =
+                std::min<uint8_t>(newest.size, static_cast<uint8_t>(emitted + 1));
+        }
         for (int32_t j = 0; j < outcome_.draft_width && outcome_.drafts[first + j] >= 0; ++j) {
             sequence.drafts[j] = outcome_.drafts[first + j];
-            sequence.confidences[j] = outcome_.confidences.empty() ? 1.0f : outcome_.confidences[first + j];
+            newest.confidences[j] = outcome_.confidences.empty() ? 1.0f : outcome_.confidences[first + j];
             ++sequence.num_drafts;
         }
+        newest.size = sequence.num_drafts;
+        sequence.metrics.num_drafted += sequence.num_drafts;
+        result_.num_drafted += sequence.num_drafts;
     }
 
     /// Blocks that only rejected drafts needed; a later step in flight may still write as far as
     /// `next_length()`.
     void give_back_surplus(Sequence& sequence) {
         const int32_t needed =
-            sequence.num_in_flight > 1 ? sequence.length() + sequence.last.num_samples : sequence.length();
-        const int32_t keep = state_.config.blocks_for(needed);
-        if (sequence.num_blocks() > keep) state_.blocks.release_tail(sequence.blocks, keep);
+            sequence.num_in_flight > 1 ? sequence.length() + sequence.last.max_samples : sequence.length();
+        state_.trim_blocks(sequence, needed);
     }
 
     void report_text(const Sequence& sequence, int32_t num_new) {

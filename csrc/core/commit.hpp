@@ -38,7 +38,8 @@ struct CommitResult {
     std::vector<int64_t> verified_by_position;  // [num_draft_tokens]
     std::vector<int64_t> accepted_by_position;  // [num_draft_tokens]
     int64_t num_tokens = 0;
-    int64_t num_drafted = 0;
+    int64_t num_drafted = 0;   ///< drafts proposed
+    int64_t num_verified = 0;  ///< drafts of earlier steps that had a row
     int64_t num_accepted = 0;
 };
 

@@ -48,6 +48,7 @@ void CoreConfig::validate() const {
     require_at_least("max_overtakes", max_overtakes, 0, "0 admits in strict order");
     require_at_least("admission_headroom_tokens", admission_headroom_tokens, 0, "tokens");
     require_at_least("max_preemptions", max_preemptions, 0, "0 spares every sequence from younger ones");
+    require_at_least("draft_budget_min_gain", draft_budget_min_gain, 0.0, "a share of the throughput");
     require_at_least("max_ngram", max_ngram, 0, "columns of ngram_ids");
     if (image_token_end < image_token_begin) {
         throw std::invalid_argument(

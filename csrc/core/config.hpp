@@ -31,6 +31,8 @@ struct CoreConfig {
     int32_t max_preemptions = 2;  ///< after so many a sequence goes first and is spared
     bool stop_preempted_request = false;  ///< preemption ends the request instead of recomputing it
     int32_t num_draft_tokens = 0;         ///< most drafts verified per sequence and step
+    bool use_draft_budget = false;        ///< choose how many drafts to verify; else all
+    double draft_budget_min_gain = 0.02;  ///< verify all drafts unless choosing gains this share
     bool async_scheduling = false;        ///< one plan may be in flight while the next is scheduled
     int32_t max_ngram = 0;                ///< columns of ngram_ids
     int32_t image_token_begin = -1;       ///< ids [begin, end) are image tokens and block n-gram windows
@@ -40,6 +42,8 @@ struct CoreConfig {
     void validate() const;
 
     int32_t blocks_for(int32_t num_tokens) const { return div_up(num_tokens, block_size); }
+    /// Whether the device deals the rows of a decode step anew, by estimates that the host has not seen yet.
+    bool redistributes() const { return use_draft_budget && async_scheduling && num_draft_tokens > 0; }
     bool is_image_token(int32_t id) const { return id >= image_token_begin && id < image_token_end; }
 };
 

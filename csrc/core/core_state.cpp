@@ -30,6 +30,7 @@ CoreState::CoreState(const CoreConfig& config)
       work(config.attention_terms, config.flops_per_token),
       blocks(config.num_blocks),
       slots(config.num_state_slots),
+      calibration(config.num_draft_tokens),
       decode_steps(config.prefill_attempt_interval) {}
 
 int32_t CoreState::num_blocks_leaving() const {
@@ -70,6 +71,9 @@ void CoreState::restart(Sequence& sequence) {
     detach(sequence);
     sequence.status = SequenceStatus::kWaiting;
     waiting.emplace(sequence.id, &sequence);
+    // Recomputed, it proposes the drafts at hand once more: what their confidences say may not decide about
+    // them (see ScheduledDraftBudget).
+    sequence.newest_estimates.size = sequence.previous_estimates.size = 0;
     sequence.is_evicting = sequence.num_in_flight > 0;
     drop_or_leave(sequence);
 }
@@ -97,6 +101,11 @@ void CoreState::leave_flight(Sequence& sequence) {
     sequence.is_evicting = false;
     drop_resources(sequence);
     if (sequence.is_released) sequences.erase(sequence.id);
+}
+
+void CoreState::trim_blocks(Sequence& sequence, int32_t num_tokens) {
+    const int32_t keep = config.blocks_for(num_tokens);
+    if (sequence.num_blocks() > keep) blocks.release_tail(sequence.blocks, keep);
 }
 
 void CoreState::compact() {

@@ -15,9 +15,11 @@
 
 #include "block_pool.hpp"
 #include "config.hpp"
+#include "draft_calibration.hpp"
 #include "flops.hpp"
 #include "sequence.hpp"
 #include "step_plan.hpp"
+#include "step_time.hpp"
 
 namespace deepinfer {
 
@@ -32,6 +34,8 @@ struct CoreState {
     BlockPool blocks;
     BlockPool slots;
     SequencePool sequences;
+    StepTime step_time;
+    DraftCalibration calibration;
     std::map<int64_t, Sequence*> waiting;  ///< by id: arrival order, also for preempted sequences
     std::vector<Sequence*> running;        ///< in the order of admission; null where one left since `compact`
     std::vector<Sequence*> partial;  ///< waiting sequences that hold blocks for the rest of their prompt
@@ -61,6 +65,8 @@ struct CoreState {
     void leave_flight(Sequence& sequence);
     /// Back to waiting without a mark: its step never happened, caches may be half written.
     void restart(Sequence& sequence);
+    /// Gives back the blocks behind the first `num_tokens` tokens.
+    void trim_blocks(Sequence& sequence, int32_t num_tokens);
     /// Closes the holes in `running`; whoever walks it has called this.
     void compact();
 

@@ -56,26 +56,33 @@ DecodeChoice DecodePolicy::choose(CoreState& state, DraftBudget& budget) {
             continue;
         }
         const int32_t length = sequence->next_length();
-        const int32_t at_hand = sequence->num_in_flight > 0 ? config.num_draft_tokens : sequence->num_drafts;
+        int32_t at_hand = sequence->num_drafts;
+        if (sequence->num_in_flight > 0) at_hand = sequence->last.has_drafts ? config.num_draft_tokens : 0;
         // A step emits one token more than the drafts it accepts.
-        const int32_t useful = std::max(0, sequence->limit_length - length - 1);
-        candidates_.push_back({sequence, length, 0, false, false});
-        questions_.push_back({sequence, std::min({at_hand, useful, config.num_draft_tokens})});
+        const int32_t useful = std::clamp(sequence->limit_length - length - 1, 0, config.num_draft_tokens);
+        candidates_.push_back({sequence, length, 0, 0, false, false});
+        questions_.push_back({sequence, std::min(at_hand, useful), useful});
     }
     if (config.num_draft_tokens > 0) {
         answers_.assign(candidates_.size(), 0);
         budget.choose(questions_, answers_);
+        const bool has_drafts =
+            std::any_of(answers_.begin(), answers_.end(), [](int32_t n) { return n > 0; });
         for (size_t i = 0; i < candidates_.size(); ++i) {
             DI_CHECK(answers_[i] >= 0 && answers_[i] <= questions_[i].max_drafts, "num_drafts=", answers_[i],
                      " max_drafts=", questions_[i].max_drafts);
             candidates_[i].num_drafts = answers_[i];
+            const bool is_dealt_anew =
+                config.redistributes() && has_drafts && candidates_[i].sequence->num_in_flight > 0;
+            candidates_[i].max_drafts = is_dealt_anew ? questions_[i].max_drafts : answers_[i];
         }
     }
     DecodeChoice choice;
     if (!try_everybody(state)) serve_in_order(state, choice);
     choice.rows.reserve(candidates_.size());
     for (const Candidate& candidate : candidates_) {
-        if (candidate.is_served) choice.rows.push_back({candidate.sequence, candidate.num_drafts});
+        if (candidate.is_served)
+            choice.rows.push_back({candidate.sequence, candidate.num_drafts, candidate.max_drafts});
     }
     return choice;
 }
@@ -85,7 +92,7 @@ bool DecodePolicy::try_everybody(CoreState& state) {
     const CoreConfig& config = state.config;
     int64_t missing = 0;
     for (const Candidate& candidate : candidates_) {
-        const int32_t wanted = demand(config, *candidate.sequence, candidate.length + candidate.num_drafts);
+        const int32_t wanted = demand(config, *candidate.sequence, candidate.length + candidate.max_drafts);
         const int32_t held = candidate.sequence->num_blocks();
         DI_CHECK(held <= wanted, "sequence ", candidate.sequence->id, " holds ", held, " blocks, may use ",
                  wanted);
@@ -93,7 +100,7 @@ bool DecodePolicy::try_everybody(CoreState& state) {
     }
     if (missing > state.blocks.num_free()) return false;
     for (Candidate& candidate : candidates_) {
-        const int32_t wanted = demand(config, *candidate.sequence, candidate.length + candidate.num_drafts);
+        const int32_t wanted = demand(config, *candidate.sequence, candidate.length + candidate.max_drafts);
         const int32_t need = wanted - candidate.sequence->num_blocks();
         if (need > 0) state.blocks.allocate(need, candidate.sequence->blocks);
         candidate.is_served = true;
@@ -128,13 +135,14 @@ void DecodePolicy::serve_in_order(CoreState& state, DecodeChoice& choice) {
         if (!candidate->is_served) continue;
         std::vector<int32_t>& table = candidate->sequence->blocks;
         const int32_t wanted =
-            demand(config, *candidate->sequence, candidate->length + candidate->num_drafts);
+            demand(config, *candidate->sequence, candidate->length + candidate->max_drafts);
         const int32_t taken =
             std::min(state.blocks.num_free(), std::max(0, wanted - static_cast<int32_t>(table.size())));
         state.blocks.allocate(taken, table);
         const int64_t room =
             int64_t{candidate->sequence->num_blocks()} * config.block_size - candidate->length;
-        candidate->num_drafts = static_cast<int32_t>(std::clamp<int64_t>(room, 0, candidate->num_drafts));
+        candidate->max_drafts = static_cast<int32_t>(std::clamp<int64_t>(room, 0, candidate->max_drafts));
+        candidate->num_drafts = std::min(candidate->num_drafts, candidate->max_drafts);
     }
 }
 

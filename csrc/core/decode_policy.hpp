@@ -14,6 +14,7 @@ struct DecodeChoice {
     struct Row {
         Sequence* sequence;
         int32_t num_drafts;
+        int32_t max_drafts;  ///< drafts that it has blocks for, should the device deal the rows anew
     };
     std::vector<Row> rows;               ///< in the order of `CoreState::running`
     std::vector<int64_t> preempted_ids;  ///< also those that were ended instead of recomputed
@@ -36,6 +37,7 @@ private:
         Sequence* sequence;
         int32_t length;  ///< most tokens it can have by now
         int32_t num_drafts;
+        int32_t max_drafts;
         bool is_served;
         bool is_gone;
     };

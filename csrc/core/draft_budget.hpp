@@ -12,7 +12,8 @@ namespace deepinfer {
 /// What a budget may look at.
 struct DraftCandidate {
     const Sequence* sequence;
-    int32_t max_drafts;  ///< upper bound: drafts at hand, the configured limit, tokens left to the end
+    int32_t max_drafts;   ///< upper bound: drafts at hand, the configured limit, tokens left to the end
+    int32_t most_drafts;  ///< upper bound if it had drafts
 };
 
 /// Decides verify lengths. Called once per decode step, before blocks are taken (which may shorten the
@@ -22,6 +23,8 @@ public:
     virtual ~DraftBudget() = default;
     /// Writes num_drafts[i] in 0 .. candidates[i].max_drafts.
     virtual void choose(std::span<const DraftCandidate> candidates, std::span<int32_t> num_drafts) = 0;
+    /// Whether a step that is scheduled now should propose drafts at its end.
+    virtual bool wants_drafts() const { return true; }
 };
 
 /// Verifies every draft at hand.

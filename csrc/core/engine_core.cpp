@@ -9,8 +9,15 @@
 
 namespace deepinfer {
 
-EngineCore::EngineCore(const CoreConfig& config)
-    : state_(config), scheduler_(std::make_unique<FixedDraftBudget>()) {}
+EngineCore::EngineCore(const CoreConfig& config) : state_(config), scheduler_(make_budget()) {}
+
+std::unique_ptr<DraftBudget> EngineCore::make_budget() {
+    const CoreConfig& config = state_.config;
+    if (!config.use_draft_budget || config.num_draft_tokens == 0) return std::make_unique<FixedDraftBudget>();
+    auto budget = std::make_unique<ScheduledDraftBudget>(config, state_.step_time, state_.calibration);
+    draft_budget_ = budget.get();
+    return budget;
+}
 
 void EngineCore::set_compressed_vocab(std::vector<int32_t> map, int32_t pad_id) {
     const std::lock_guard lock(mutex_);
@@ -151,6 +158,7 @@ Layout EngineCore::sampling_layout(StepPlan& plan) {
     require_outstanding(plan);
     DI_CHECK(plan.num_matched == 0 || state_.in_flight.front().get() == &plan, "step ", plan.step,
              " samples before the step in front of it is committed");
+    DI_CHECK(plan.is_settled(), "step ", plan.step, " samples before set_seqlens_q");
     return deepinfer::sampling_layout(plan);
 }
 
@@ -166,6 +174,48 @@ void EngineCore::fill_sampling(StepPlan& plan, std::span<std::byte> buffer) {
     DI_CHECK(plan.num_matched == 0 || state_.in_flight.front().get() == &plan, "step ", plan.step,
              " samples before the step in front of it is committed");
     deepinfer::fill_sampling(state_.config, plan, buffer);
+}
+
+void EngineCore::set_seqlens_q(StepPlan& plan, std::span<const int32_t> seqlens_q) {
+    const std::lock_guard lock(mutex_);
+    require_outstanding(plan);
+    settle_rows(state_, plan, seqlens_q);
+}
+
+void EngineCore::set_step_times(std::span<const StepTimePoint> points,
+                                std::span<const UndraftedTime> undrafted) {
+    const std::lock_guard lock(mutex_);
+    state_.step_time.set_points(points, undrafted);
+}
+
+void EngineCore::add_step_time(int32_t num_seqs, int32_t num_tokens, double ms, bool is_drafted) {
+    const std::lock_guard lock(mutex_);
+    state_.step_time.add(num_seqs, num_tokens, ms, is_drafted);
+}
+
+double EngineCore::step_ms(int32_t num_seqs, int32_t num_tokens) {
+    const std::lock_guard lock(mutex_);
+    return state_.step_time.is_known() ? state_.step_time.at(num_seqs)(num_tokens) : 0.0;
+}
+
+double EngineCore::undrafted_step_ms(int32_t num_seqs) {
+    const std::lock_guard lock(mutex_);
+    return state_.step_time.is_known() ? state_.step_time.undrafted_ms(num_seqs) : 0.0;
+}
+
+DraftBudgetStats EngineCore::draft_budget_stats() {
+    const std::lock_guard lock(mutex_);
+    return draft_budget_ == nullptr ? DraftBudgetStats{} : draft_budget_->stats();
+}
+
+DraftCalibration EngineCore::calibration() {
+    const std::lock_guard lock(mutex_);
+    return state_.calibration;
+}
+
+void EngineCore::reset_reliability() {
+    const std::lock_guard lock(mutex_);
+    state_.calibration.reset_reliability();
 }
 
 CoreCounts EngineCore::counts() {

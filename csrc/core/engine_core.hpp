@@ -14,6 +14,7 @@
 #include "batch_inputs.hpp"
 #include "commit.hpp"
 #include "core_state.hpp"
+#include "scheduled_budget.hpp"
 #include "scheduler.hpp"
 
 namespace deepinfer {
@@ -58,6 +59,19 @@ public:
     void fill_batch(const StepPlan& plan, std::span<std::byte> buffer);
     void fill_sampling(StepPlan& plan, std::span<std::byte> buffer);
 
+    /// The device has dealt the rows of a decode plan anew: `seqlens_q` [S] with the planned sum, within each
+    /// sequence's limit. Call before the plan's sampling inputs are laid out and before the next schedule.
+    void set_seqlens_q(StepPlan& plan, std::span<const int32_t> seqlens_q);
+
+    void set_step_times(std::span<const StepTimePoint> points, std::span<const UndraftedTime> undrafted);
+    void add_step_time(int32_t num_seqs, int32_t num_tokens, double ms, bool is_drafted);
+    /// Milliseconds that a step is believed to take; 0 while no curve is known.
+    double step_ms(int32_t num_seqs, int32_t num_tokens);
+    double undrafted_step_ms(int32_t num_seqs);
+    DraftBudgetStats draft_budget_stats();
+    DraftCalibration calibration();
+    void reset_reliability();
+
     CoreCounts counts();
     void check_integrity();
     std::vector<int32_t> free_blocks();
@@ -76,9 +90,11 @@ public:
 private:
     void require_outstanding(const StepPlan& plan) const;
     int32_t num_known_ids() const;
+    std::unique_ptr<DraftBudget> make_budget();
 
     std::mutex mutex_;
     CoreState state_;
+    ScheduledDraftBudget* draft_budget_ = nullptr;  ///< the scheduler's; null while every draft is verified
     Scheduler scheduler_;
     CompressedVocab vocab_;
 };

@@ -82,6 +82,7 @@ void prepare_sequence(const CoreConfig& config, SequenceParams params, std::span
     sequence.tokens.reserve(prompt.size() +
                             static_cast<size_t>(std::min(sequence.limit_length - sequence.num_prompt, 1024)));
     sequence.tokens.assign(prompt.begin(), prompt.end());
+    sequence.metrics.num_positions = config.num_draft_tokens;
     sequence.metrics.arrival = params.arrival_time >= 0.0 ? params.arrival_time : monotonic_seconds();
     sequence.output_logprobs = make_store(params.num_logprobs);
     sequence.prompt_logprobs = make_store(params.num_prompt_logprobs);

@@ -37,7 +37,7 @@ void fill_kv_inputs(const CoreConfig& config, const StepPlan& plan, BufferWriter
         // Rows that were scored before a preemption are history of the ones that still are to be.
         *keep_all++ = plan.is_prefill() && entry.sequence->still_scores() ? 1 : 0;
         const std::vector<int32_t>& blocks = entry.sequence->blocks;
-        const size_t used = std::min(blocks.size(), static_cast<size_t>(config.blocks_for(entry.end())));
+        const size_t used = std::min(blocks.size(), static_cast<size_t>(config.blocks_for(entry.max_end())));
         int32_t* const end = table + plan.max_blocks;
         std::fill(std::copy_n(blocks.begin(), used, table), end, 0);
         table = end;

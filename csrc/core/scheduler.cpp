@@ -9,13 +9,14 @@ namespace deepinfer {
 namespace {
 
 /// Puts the next step of `sequence` into the plan and marks the sequence as in flight.
-void add_to_plan(StepPlan& plan, Sequence& sequence, int32_t start, int32_t num_rows, int32_t num_samples,
-                 double now) {
+void add_to_plan(StepPlan& plan, Sequence& sequence, int32_t start, int32_t num_rows, int32_t max_rows,
+                 int32_t num_samples, double now) {
     PlanSequence& entry = plan.sequences.emplace_back();
     entry.sequence = &sequence;
     entry.id = sequence.id;
     entry.start = start;
     entry.num_rows = num_rows;
+    entry.max_rows = max_rows;
     entry.known_length = sequence.length();
     entry.num_samples = num_samples;
     entry.remap = sequence.num_in_flight > 0 ? sequence.last.index : -1;
@@ -33,13 +34,49 @@ void add_to_plan(StepPlan& plan, Sequence& sequence, int32_t start, int32_t num_
     plan.num_rows += num_rows;
     plan.num_outputs += entry.num_outputs();
     plan.max_seqlen_q = std::max(plan.max_seqlen_q, num_rows);
-    plan.max_seqlen_k = std::max(plan.max_seqlen_k, entry.end());
-    sequence.last = {plan.num_seqs() - 1, num_rows, num_samples};
+    plan.max_seqlen_k = std::max(plan.max_seqlen_k, entry.max_end());
+    const int32_t max_samples = num_samples + max_rows - num_rows;
+    sequence.last = {plan.num_seqs() - 1, num_rows, num_samples, max_samples, plan.wants_drafts};
     ++sequence.num_in_flight;
     if (sequence.metrics.first_scheduled == 0.0) sequence.metrics.first_scheduled = now;
 }
 
 }  // namespace
+
+void settle_rows(CoreState& state, StepPlan& plan, std::span<const int32_t> seqlens_q) {
+    DI_CHECK(!plan.is_settled(), "the rows of step ", plan.step, " stand");
+    if (static_cast<int32_t>(seqlens_q.size()) != plan.num_seqs()) {
+        throw std::invalid_argument(
+            concat("seqlens_q has ", seqlens_q.size(), " elements, the plan has ", plan.num_seqs()));
+    }
+    int64_t sum = 0;
+    for (int32_t s = 0; s < plan.num_seqs(); ++s) {
+        const PlanSequence& entry = plan.sequences[s];
+        const int32_t least = entry.remap >= 0 ? 1 : entry.num_rows;
+        if (seqlens_q[s] < least || seqlens_q[s] > entry.max_rows) {
+            throw std::invalid_argument(concat("seqlens_q[", s, "]=", seqlens_q[s], " must be in ", least,
+                                               "..", entry.max_rows, " for sequence ", entry.id));
+        }
+        sum += seqlens_q[s];
+    }
+    if (sum != plan.num_rows) {
+        throw std::invalid_argument(
+            concat("seqlens_q sums to ", sum, ", the plan has ", plan.num_rows, " rows"));
+    }
+    plan.max_seqlen_q = 0;
+    for (int32_t s = 0; s < plan.num_seqs(); ++s) {
+        PlanSequence& entry = plan.sequences[s];
+        Sequence& sequence = *entry.sequence;
+        const int32_t num_rows = seqlens_q[s];
+        entry.num_rows = entry.num_samples = num_rows;
+        plan.max_seqlen_q = std::max(plan.max_seqlen_q, num_rows);
+        LastStep& last = sequence.last;
+        last.num_rows = last.num_samples = last.max_samples = num_rows;
+        const bool is_staying = !sequence.is_finished() && !sequence.is_evicting;
+        if (is_staying && sequence.num_in_flight == 1) state.trim_blocks(sequence, sequence.next_length());
+    }
+    plan.has_dealt_rows = true;
+}
 
 Scheduler::Scheduler(std::unique_ptr<DraftBudget> budget) : budget_(std::move(budget)) {}
 
@@ -52,6 +89,8 @@ std::shared_ptr<StepPlan> Scheduler::schedule(CoreState& state, std::optional<St
     const size_t most_in_flight = state.config.async_scheduling ? 1 : 0;
     DI_CHECK(state.in_flight.size() <= most_in_flight, state.in_flight.size(),
              " steps wait for their commit; commit or discard them before the next schedule");
+    DI_CHECK(state.in_flight.empty() || state.in_flight.back()->is_settled(), "step ",
+             state.in_flight.back()->step, " waits for set_seqlens_q");
     std::shared_ptr<StepPlan> plan;
     std::vector<int64_t> preempted_ids;
     if (kind == StepKind::kPrefill) {
@@ -72,7 +111,7 @@ std::shared_ptr<StepPlan> Scheduler::schedule(CoreState& state, std::optional<St
     plan->num_waiting = static_cast<int32_t>(state.waiting.size());
     plan->num_free_blocks = state.blocks.num_free();
     for (const PlanSequence& entry : plan->sequences) {
-        plan->max_blocks = std::max(plan->max_blocks, state.config.blocks_for(entry.end()));
+        plan->max_blocks = std::max(plan->max_blocks, state.config.blocks_for(entry.max_end()));
         if (state.work.has_attention())
             plan->attention_flops += state.work.attention_flops(entry.start, entry.end());
     }
@@ -86,12 +125,13 @@ std::shared_ptr<StepPlan> Scheduler::plan_prefill(CoreState& state) {
     for (Sequence* sequence : choice.passed) ++sequence->num_overtaken;
     auto plan = std::make_shared<StepPlan>();
     plan->kind = StepKind::kPrefill;
+    plan->wants_drafts = budget_->wants_drafts();
     const double now = monotonic_seconds();
     for (const PrefillChoice::Chunk& chunk : choice.chunks) {
         Sequence& sequence = *chunk.sequence;
         if (chunk.is_admission) state.admit(sequence);
         const bool is_last = chunk.start + chunk.num_rows == sequence.length();
-        add_to_plan(*plan, sequence, chunk.start, chunk.num_rows, is_last ? 1 : 0, now);
+        add_to_plan(*plan, sequence, chunk.start, chunk.num_rows, chunk.num_rows, is_last ? 1 : 0, now);
         if (is_last) state.start_running(sequence);
     }
     state.decode_steps = 0;
@@ -106,13 +146,18 @@ std::shared_ptr<StepPlan> Scheduler::plan_decode(CoreState& state, std::vector<i
     if (choice.rows.empty()) return nullptr;
     auto plan = std::make_shared<StepPlan>();
     plan->kind = StepKind::kDecode;
+    plan->wants_drafts = budget_->wants_drafts();
     plan->sequences.reserve(choice.rows.size());
     const double now = monotonic_seconds();
     for (const DecodeChoice::Row& row : choice.rows) {
         const int32_t num_rows = 1 + row.num_drafts;
         plan->num_draft_rows += row.num_drafts;
-        add_to_plan(*plan, *row.sequence, row.sequence->next_computed(), num_rows, num_rows, now);
+        add_to_plan(*plan, *row.sequence, row.sequence->next_computed(), num_rows, 1 + row.max_drafts,
+                    num_rows, now);
     }
+    plan->can_redistribute = std::any_of(plan->sequences.begin(), plan->sequences.end(),
+                                         [](const auto& entry) { return entry.max_rows > entry.num_rows; });
+    if (plan->can_redistribute) plan->confidence_odds = state.calibration.odds();
     ++state.decode_steps;
     return plan;
 }

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <optional>
+#include <span>
 
 #include "core_state.hpp"
 #include "decode_policy.hpp"
@@ -30,5 +31,9 @@ private:
     std::unique_ptr<DraftBudget> budget_;
     DecodePolicy decode_policy_;
 };
+
+/// The device has dealt the rows of the newest plan anew: `seqlens_q` [S] with the planned sum, within each
+/// sequence's limit. Throws `std::invalid_argument` before anything changes.
+void settle_rows(CoreState& state, StepPlan& plan, std::span<const int32_t> seqlens_q);
 
 }  // namespace deepinfer

@@ -70,8 +70,26 @@ struct SequenceMetrics {
     double finish = 0.0;
     int32_t num_preemptions = 0;
     int32_t num_cached_tokens = 0;  ///< prompt tokens whose KV was found instead of computed
-    int64_t num_drafted = 0;        ///< drafts verified
-    int64_t num_accepted = 0;       ///< of them accepted
+    int32_t num_positions = 0;      ///< most drafts per step
+    int64_t num_drafted = 0;        ///< drafts proposed
+    int64_t num_verified = 0;       ///< drafts that had a row
+    int64_t num_accepted = 0;       ///< drafts that were accepted
+    std::array<int32_t, kMaxDrafts> verified_by_position{};
+    std::array<int32_t, kMaxDrafts> accepted_by_position{};
+};
+
+/// Confidences of a block of drafts: entry j estimates that draft j stands if those before it do.
+struct DraftEstimates {
+    std::array<float, kMaxDrafts> confidences{};
+    uint8_t size = 0;  ///< 0: nothing is known
+};
+
+/// A block of drafts whose outcome is not known to its end yet.
+struct FollowedBlock {
+    std::array<int32_t, kMaxDrafts> drafts{};
+    std::array<float, kMaxDrafts> confidences{};
+    uint8_t size = 0;          ///< 0: none
+    uint8_t num_accepted = 0;  ///< `size`: it stood, the token behind it is to come
 };
 
 /// The newest step that scheduled a sequence; meaningful while that step is in flight.
@@ -79,6 +97,8 @@ struct LastStep {
     int32_t index = 0;        ///< row of the sequence in the plan
     int32_t num_rows = 0;     ///< query rows
     int32_t num_samples = 0;  ///< rows that may emit a token: 0 for a chunk that does not end the prompt
+    int32_t max_samples = 0;  ///< most of them that the device may make it
+    bool has_drafts = false;  ///< it proposes drafts at its end
 };
 
 struct Sequence {
@@ -100,8 +120,10 @@ struct Sequence {
     std::vector<int32_t> tokens;  // [num_prompt + outputs]
     std::vector<int32_t> blocks;  // block table
     SequenceParams params;
-    std::array<int32_t, kMaxDrafts> drafts{};     // [num_drafts] proposed by the last committed step
-    std::array<float, kMaxDrafts> confidences{};  // [num_drafts]
+    std::array<int32_t, kMaxDrafts> drafts{};  // [num_drafts] proposed by the last committed step
+    DraftEstimates newest_estimates;           ///< of the newest block, `drafts` when there are some
+    DraftEstimates previous_estimates;  ///< of the block before; for ratio verification its causal part
+    FollowedBlock followed;
     SequenceMetrics metrics;
     int32_t stop_token = -1;    ///< the EOS or stop token that ended it
     int32_t kept_outputs = -1;  ///< outputs that count after `stop` cut it short; -1: all

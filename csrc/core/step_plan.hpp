@@ -1,4 +1,5 @@
-/// StepPlan: what one step does. It owns its memory and never changes after scheduling.
+/// StepPlan: what one step does. It owns its memory and does not change after scheduling, but for the rows of
+/// its sequences where the device deals them anew (`EngineCore::set_seqlens_q`).
 #pragma once
 
 #include <atomic>
@@ -20,6 +21,7 @@ struct PlanSequence {
     int32_t start =
         0;  ///< position of the first row; the most possible when `remap >= 0` and the step decodes
     int32_t num_rows = 0;
+    int32_t max_rows = 0;      ///< most rows that the device may make of them
     int32_t known_length = 0;  ///< committed tokens when it was scheduled
     int32_t num_samples = 0;
     int32_t first_scoring = 0;
@@ -27,6 +29,7 @@ struct PlanSequence {
     int32_t remap = -1;  ///< index of the same sequence in the plan in flight
 
     int32_t end() const { return start + num_rows; }
+    int32_t max_end() const { return start + max_rows; }
     int32_t num_outputs() const { return num_scoring + num_samples; }
 };
 
@@ -48,9 +51,14 @@ struct StepPlan {
     int32_t num_outputs = 0;              ///< R
     int32_t max_blocks = 0;               ///< columns of the block tables
     int32_t max_seqlen_q = 0;
-    int32_t max_seqlen_k = 0;
-    int32_t num_matched = 0;  ///< sequences that are also in the plan in flight
+    int32_t max_seqlen_k = 0;  ///< whatever rows the device deals to whom
+    int32_t num_matched = 0;   ///< sequences that are also in the plan in flight
     int32_t num_draft_rows = 0;
+    bool wants_drafts = true;  ///< propose drafts at the end of the step
+    /// The device deals the rows of matched sequences anew; the others keep theirs.
+    bool can_redistribute = false;
+    bool has_dealt_rows = false;         ///< the host knows how
+    std::vector<float> confidence_odds;  ///< then [num_draft_tokens]: the correction of its confidences
     int32_t max_num_logprobs = -1;
     int32_t num_running = 0;  ///< after scheduling, as the next two
     int32_t num_waiting = 0;
@@ -62,6 +70,7 @@ struct StepPlan {
     bool has_sparse = false;
 
     int32_t num_seqs() const { return static_cast<int32_t>(sequences.size()); }
+    bool is_settled() const { return has_dealt_rows || !can_redistribute; }
     bool is_prefill() const { return kind == StepKind::kPrefill; }
 };
 

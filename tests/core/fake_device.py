@@ -31,6 +31,11 @@ def draft_of(seed: int, prefix: np.ndarray, accuracy: int) -> int:
     return token if zlib.crc32(prefix.astype(np.int32).tobytes(), 99) % 8 < accuracy else (token + 1) % VOCAB
 
 
+def confidence_of(prefix: np.ndarray) -> float:
+    """An estimate in (0, 1) of the draft behind `prefix`; it knows nothing."""
+    return (zlib.crc32(prefix.astype(np.int32).tobytes(), 7) % 97 + 1) / 98
+
+
 def reference_outputs(seed: int, prompt: np.ndarray, params: Any, max_model_len: int) -> list[int]:
     """What a sequence must produce, whatever the schedule."""
     tokens = list(prompt)
@@ -55,7 +60,8 @@ class Done:
 
     num_emitted: np.ndarray  # [S]
     emitted: np.ndarray  # [S, 1 + k]
-    drafts: np.ndarray  # [S, k]
+    drafts: np.ndarray | None  # [S, k]
+    confidences: np.ndarray  # [S, k]
 
 
 @dataclass
@@ -69,6 +75,7 @@ class Running:
     tables: np.ndarray
     cu_rows: np.ndarray  # [S + 1] output rows
     num_sampled: np.ndarray
+    dealt: np.ndarray | None  # [S] rows of each sequence, where the device has dealt them anew
 
 
 class FakeDevice:
@@ -84,12 +91,13 @@ class FakeDevice:
         self.vocab, self.pad = vocab, pad
         self.seeds: dict[int, int] = {}
         self.done: Done | None = None
-        self.num_matched = self.num_rejected = self.num_accepted = 0
+        self.num_matched = self.num_rejected = self.num_accepted = self.num_dealt = 0
 
     def forward(self, plan: Any) -> Running:
         """Stores the rows of a plan, correcting a plan that was made one step ahead."""
         b = batch_inputs(self.engine, plan)
         num_seqs = plan.num_seqs
+        dealt = self._deal(b) if plan.can_redistribute else None
         cu = b["cu_seqlens_q"]
         assert np.array_equal(np.diff(cu), b["seqlens_q"]) and cu[-1] == plan.num_rows
         true_starts = (b["seqlens_k"] - b["seqlens_q"]).copy()
@@ -111,8 +119,35 @@ class FakeDevice:
             b["state_slots"],
             b["block_tables"],
             np.concatenate([[0], np.cumsum(counts)]),
-            plan.num_sampled_rows,
+            plan.num_sampled_rows if dealt is None else dealt,
+            dealt,
         )
+
+    def _deal(self, b: dict[str, np.ndarray]) -> np.ndarray:
+        """Gives the rows of a plan to the drafts that survive most likely, as the host could not see yet."""
+        assert self.done is not None
+        k = self.config.num_draft_tokens
+        planned, limits, starts = b["seqlens_q"], b["max_seqlens_q"], b["seqlens_k"] - b["seqlens_q"]
+        assert b["confidence_odds"].shape == (k,) and (limits >= planned).all()
+        lengths = np.where(b["remap"] >= 0, 1, planned).astype(np.int32)
+        survivals = np.cumprod(self.done.confidences, axis=1)
+        while lengths.sum() < planned.sum():
+            candidates = [
+                (-survivals[row, lengths[s] - 1], s)
+                for s, row in enumerate(b["remap"])
+                if row >= 0 and lengths[s] < limits[s]
+            ]
+            lengths[min(candidates)[1]] += 1
+        self.num_dealt += int((lengths != planned).any())
+        first, rows = b["cu_seqlens_q"][:-1], np.repeat(np.arange(len(lengths)), lengths)
+        place = np.concatenate([np.arange(n) for n in lengths])
+        source = first[rows] + np.minimum(place, planned[rows] - 1)
+        for name in ("input_ids", "ngram_ids"):
+            b[name] = b[name][source]
+        b["row_seq"], b["positions"] = rows.astype(np.int32), (starts[rows] + place).astype(np.int32)
+        b["seqlens_q"], b["seqlens_k"] = lengths, starts + lengths
+        b["cu_seqlens_q"] = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+        return lengths
 
     def _correct(
         self,
@@ -135,7 +170,9 @@ class FakeDevice:
             assert start <= starts[s], "the plan's lengths are the most possible"
             starts[s] = start
             rows = slice(cu[s], cu[s + 1])
-            fresh = np.concatenate([emitted[-1:], self.done.drafts[previous]])[: cu[s + 1] - cu[s]]
+            drafts = [] if self.done.drafts is None else self.done.drafts[previous]
+            fresh = np.concatenate([emitted[-1:], drafts])[: cu[s + 1] - cu[s]].astype(np.int32)
+            assert len(fresh) == cu[s + 1] - cu[s]
             ids[rows] = np.maximum(fresh, 0)
             positions[rows] = start + np.arange(len(fresh))
             # windows: known history, then emitted tokens, then drafts
@@ -176,6 +213,8 @@ class FakeDevice:
     def sample(self, running: Running) -> Done:
         """Draws a token for every output row, verifies drafts, proposes new ones."""
         plan = running.plan
+        if running.dealt is not None:
+            self.engine.set_seqlens_q(plan, running.dealt)
         inputs = sampling_inputs(self.engine, plan)
         k = self.config.num_draft_tokens
         tokens = np.zeros(plan.num_samples, np.int32)
@@ -184,7 +223,8 @@ class FakeDevice:
         done = Done(
             np.ones(plan.num_seqs, np.int32),
             np.full((plan.num_seqs, 1 + k), NOTHING, np.int32),
-            np.full((plan.num_seqs, k), NOTHING, np.int32),
+            np.full((plan.num_seqs, k), NOTHING, np.int32) if plan.wants_drafts else None,
+            np.zeros((plan.num_seqs, k), np.float32),
         )
         for s, seq_id in enumerate(plan.seq_ids):
             seed = self.seeds[int(seq_id)]
@@ -212,11 +252,10 @@ class FakeDevice:
             prefix = np.concatenate(
                 [self._read(running.tables[s], running.rows[first][1] + 1), done.emitted[s, :count]]
             )
-            wrong = np.array([], np.int32)
-            for j in range(k):
-                guess = draft_of(seed, np.concatenate([prefix, wrong]).astype(np.int32), self.accuracy)
-                done.drafts[s, j] = guess
-                wrong = np.append(wrong, guess)
+            for j in range(k if done.drafts is not None else 0):
+                guess = draft_of(seed, prefix.astype(np.int32), self.accuracy)
+                done.drafts[s, j], done.confidences[s, j] = guess, confidence_of(prefix)
+                prefix = np.append(prefix, guess)
         self.done = done
         self.tokens, self.logprobs = tokens, logprobs
         return done
@@ -234,7 +273,7 @@ class FakeDevice:
             top_logprobs=np.tile(self.logprobs[:, None], (1, wanted)) if wanted > 0 else None,
             faults=np.zeros(rows, np.uint8),
             drafts=done.drafts if k else None,
-            confidences=np.full(done.drafts.shape, 0.5, np.float32) if k else None,
+            confidences=done.confidences if k and done.drafts is not None else None,
         )
 
 

@@ -21,6 +21,10 @@ class Trace:
         self.random = np.random.default_rng(seed)
         self.config = make_config(**config)
         self.engine = core.EngineCore(self.config)
+        if self.config.use_draft_budget:
+            self.engine.set_step_times(
+                [(1, 1, 1.0), (1, 6, 2.0), (8, 8, 3.0), (8, 48, 9.0)], [(1, 0.9), (8, 2.5)]
+            )
         self.plans: list = []
         self.live: list[int] = []
         self.done: list[int] = []
@@ -38,6 +42,7 @@ class Trace:
             num_logprobs=rng.choice([-1, -1, 1]),
             num_prompt_logprobs=rng.choice([-1, -1, -1, 0]),
             presence=rng.choice([0.0, 0.0, 0.5]),
+            is_ratio=rng.random() < 0.3,
         )
         self.live.append(self.engine.add(params, self.random.integers(0, VOCAB, length, np.int32)))
 
@@ -63,7 +68,19 @@ class Trace:
         assert plan.seqlens_k.max() <= self.config.max_model_len
         layout = self.engine.batch_layout(plan)
         self.engine.fill_batch(plan, np.empty(layout.nbytes, np.uint8))
+        if plan.can_redistribute:
+            self.engine.set_seqlens_q(plan, self.deal(plan))
         self.plans.append(plan)
+
+    def deal(self, plan) -> np.ndarray:
+        """Rows of a plan dealt anew, within its limits."""
+        lengths, limits, is_free = plan.seqlens_q, plan.max_seqlens_q, plan.remap >= 0
+        for giver, taker in self.random.integers(0, plan.num_seqs, (8, 2)):
+            if is_free[giver] and is_free[taker] and lengths[giver] > 1 and lengths[taker] < limits[taker]:
+                lengths[giver] -= 1
+                lengths[taker] += 1
+        self.counts["dealt"] += int((lengths != plan.seqlens_q).any())
+        return lengths
 
     def commit(self) -> None:
         if not self.plans:
@@ -86,8 +103,11 @@ class Trace:
             top_ids=np.zeros((rows, wanted), np.int32),
             top_logprobs=np.zeros((rows, wanted), np.float32),
             faults=faults,
-            drafts=drafts if k else None,
+            drafts=drafts if k and plan.wants_drafts else None,
+            confidences=self.random.random((seqs, k), np.float32) if k and plan.wants_drafts else None,
         )
+        if not plan.is_prefill:
+            self.engine.add_step_time(plan.num_seqs, plan.num_rows, 1e-3 + 9 * self.rng.random())
         self.counts["commit"] += 1
         self.counts["finished"] += len(result.finished_ids)
 
@@ -155,6 +175,15 @@ CONFIGS = [
     },
     {"num_draft_tokens": 2, "async_scheduling": True, "num_blocks": 60, "admission_headroom_tokens": 16},
     {"num_draft_tokens": 1, "async_scheduling": False, "chunked_prefill": False, "num_blocks": 10},
+    {
+        "num_draft_tokens": 5,
+        "async_scheduling": True,
+        "num_blocks": 12,
+        "max_num_seqs": 6,
+        "num_state_slots": 8,
+        "use_draft_budget": True,
+    },
+    {"num_draft_tokens": 4, "async_scheduling": False, "num_blocks": 12, "use_draft_budget": True},
 ]
 
 
@@ -174,6 +203,10 @@ def test_random_trace(seed, config):
     )
     if config["num_draft_tokens"]:
         assert counts["rejected"] > 100, counts
+    if config.get("use_draft_budget"):
+        stats = trace.engine.draft_budget_stats()
+        assert min(stats.num_full, stats.num_cut, stats.num_none) > 50
+        assert counts["dealt"] > 100 or not config["async_scheduling"], counts
     if config["async_scheduling"]:
         assert counts["matched"] > 1000, counts
     if config.get("chunked_prefill", True):

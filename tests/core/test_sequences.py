@@ -110,9 +110,9 @@ def test_commit_reports_text_only_where_it_is_wanted():
     assert result.num_new_tokens.tolist() == [2, 3, 1] and result.num_tokens == 6
     assert result.text_ids.tolist() == [loud, other] and result.text_offsets.tolist() == [0, 3, 4]
     assert result.text_tokens.tolist() == [7, 7, 8, 6] and result.finished_ids.tolist() == [other]
-    assert result.num_drafted == 4 and result.num_accepted == 3
+    assert result.num_verified == 4 and result.num_accepted == 3
     assert result.verified_by_position.tolist() == [2, 2] and result.accepted_by_position.tolist() == [2, 1]
-    assert engine.metrics(quiet).num_drafted == 2 and engine.metrics(quiet).num_accepted == 1
+    assert engine.metrics(quiet).num_verified == 2 and engine.metrics(quiet).num_accepted == 1
     assert len(result.first_token_latencies) == 0
 
 

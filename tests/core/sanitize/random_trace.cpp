@@ -27,6 +27,9 @@ public:
         std::vector<int32_t> map(kVocab);
         for (int32_t& id : map) id = below(1000);
         core_.set_compressed_vocab(map, 3);
+        const StepTimePoint points[] = {{1, 1, 1.0}, {1, 6, 2.0}, {6, 6, 3.0}, {6, 36, 9.0}};
+        const UndraftedTime undrafted[] = {{1, 0.9}, {6, 2.5}};
+        core_.set_step_times(points, undrafted);
     }
 
     void operate() {
@@ -71,6 +74,7 @@ public:
     }
 
     int64_t num_commits() const { return num_commits_; }
+    int64_t num_dealt() const { return num_dealt_; }
 
 private:
     int32_t below(int32_t bound) { return static_cast<int32_t>(random_() % static_cast<uint32_t>(bound)); }
@@ -91,6 +95,7 @@ private:
         params.num_logprobs = below(4) - 1;
         params.num_prompt_logprobs = below(3) - 1;
         params.needs_text = below(2) == 0;
+        params.is_ratio = below(3) == 0;
         std::vector<int32_t> prompt(static_cast<size_t>(1 + below(config_.max_model_len - 1)));
         for (int32_t& id : prompt) id = below(kVocab + 2);  // the last two are image tokens
         live_.push_back(core_.add(std::move(params), prompt));
@@ -103,7 +108,24 @@ private:
         if (!plan) return;
         std::vector<std::byte> buffer(static_cast<size_t>(core_.batch_layout(*plan).num_bytes));
         core_.fill_batch(*plan, buffer);
+        if (plan->can_redistribute) deal(*plan);
         plans_.push_back(std::move(plan));
+    }
+
+    /// Moves rows between sequences, within their limits.
+    void deal(StepPlan& plan) {
+        std::vector<int32_t> lengths;
+        for (const PlanSequence& entry : plan.sequences) lengths.push_back(entry.num_rows);
+        for (int i = 0; i < 8; ++i) {
+            const size_t giver = static_cast<size_t>(below(plan.num_seqs()));
+            const size_t taker = static_cast<size_t>(below(plan.num_seqs()));
+            if (plan.sequences[giver].remap < 0 || plan.sequences[taker].remap < 0) continue;
+            if (lengths[giver] == 1 || lengths[taker] == plan.sequences[taker].max_rows) continue;
+            --lengths[giver];
+            ++lengths[taker];
+        }
+        core_.set_seqlens_q(plan, lengths);
+        ++num_dealt_;
     }
 
     void commit() {
@@ -123,6 +145,8 @@ private:
             emitted.push_back(1 + below(std::max(1, entry.num_samples)));
         std::vector<int32_t> drafts(plan->sequences.size() * static_cast<size_t>(config_.num_draft_tokens));
         for (int32_t& draft : drafts) draft = below(kVocab + 4) < 4 ? -1 : below(kVocab);
+        std::vector<float> confidences(drafts.size());
+        for (float& confidence : confidences) confidence = static_cast<float>(below(101)) / 100.0f;
         StepOutcome outcome;
         outcome.tokens = tokens;
         outcome.num_emitted = emitted;
@@ -131,9 +155,13 @@ private:
         outcome.top_logprobs = top_logprobs;
         outcome.top_width = static_cast<int32_t>(width);
         outcome.faults = faults;
-        outcome.drafts = drafts;
-        outcome.draft_width = config_.num_draft_tokens;
+        if (plan->wants_drafts) {
+            outcome.drafts = drafts;
+            outcome.confidences = confidences;
+            outcome.draft_width = config_.num_draft_tokens;
+        }
         core_.commit(*plan, outcome);
+        if (!plan->is_prefill()) core_.add_step_time(plan->num_seqs(), plan->num_rows, 1 + below(9), true);
         ++num_commits_;
     }
 
@@ -152,9 +180,10 @@ private:
     std::deque<std::shared_ptr<StepPlan>> plans_;
     std::vector<int64_t> live_;
     int64_t num_commits_ = 0;
+    int64_t num_dealt_ = 0;
 };
 
-CoreConfig make_config(bool is_async, int32_t num_drafts, int32_t num_blocks, bool stops_preempted) {
+CoreConfig make_config(bool is_async, int32_t num_drafts, int32_t num_blocks, bool is_other_kind) {
     CoreConfig config;
     config.max_num_seqs = 6;
     config.max_num_batched_tokens = 48;
@@ -167,7 +196,8 @@ CoreConfig make_config(bool is_async, int32_t num_drafts, int32_t num_blocks, bo
     config.attention_terms = {{3.0, 1, 0, 16}, {2.0, 2, 0, 9}};
     config.num_draft_tokens = num_drafts;
     config.async_scheduling = is_async;
-    config.stop_preempted_request = stops_preempted;
+    config.stop_preempted_request = is_other_kind;
+    config.use_draft_budget = !is_other_kind;
     config.max_ngram = 4;
     config.image_token_begin = kVocab;
     config.image_token_end = kVocab + 2;
@@ -178,21 +208,22 @@ CoreConfig make_config(bool is_async, int32_t num_drafts, int32_t num_blocks, bo
 
 int main(int argc, char** argv) {
     const int num_operations = argc > 1 ? std::atoi(argv[1]) : 10000;
-    int64_t num_commits = 0;
+    int64_t num_commits = 0, num_dealt = 0;
     uint32_t seed = 1;
     for (const bool is_async : {false, true}) {
         for (const int32_t num_drafts : {0, 5}) {
             for (const int32_t num_blocks : {9, 40}) {
-                for (const bool stops_preempted : {false, true}) {
-                    Trace trace(make_config(is_async, num_drafts, num_blocks, stops_preempted), seed++);
+                for (const bool is_other_kind : {false, true}) {
+                    Trace trace(make_config(is_async, num_drafts, num_blocks, is_other_kind), seed++);
                     for (int i = 0; i < num_operations; ++i) trace.operate();
                     trace.finish();
                     num_commits += trace.num_commits();
+                    num_dealt += trace.num_dealt();
                 }
             }
         }
     }
     std::printf("16 traces of %d operations, %lld commits: every invariant holds\n", num_operations,
                 static_cast<long long>(num_commits));
-    return num_commits > 0 ? 0 : 1;
+    return num_commits > 0 && num_dealt > 0 ? 0 : 1;
 }
