@@ -72,7 +72,7 @@ def noise_of_the_next_token() -> Any:
 
 def one_draft_accepted_wrongly() -> Any:
     """The first refused draft of a step stands."""
-    original = model_runner.coupled_test
+    original = model_runner.drafts_that_stand
 
     def test(token_ids: Any, draft_ids: Any, faults: Any) -> Any:
         passed = original(token_ids, draft_ids, faults)
@@ -80,7 +80,7 @@ def one_draft_accepted_wrongly() -> Any:
         passed[refused[:1]] = True
         return passed
 
-    return mock.patch.object(model_runner, "coupled_test", test)
+    return mock.patch.object(model_runner, "drafts_that_stand", test)
 
 
 def one_draft_more_emitted() -> Any:
