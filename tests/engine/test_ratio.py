@@ -26,7 +26,8 @@ PROMPT = list(prompt_of(3, 5))
 FIRST = 290  # forced first output token, so that every request samples behind the same prefix
 TOKENS = [2930, 2487, 307, 3879]  # the only ones that may follow
 P = (0.45, 0.25, 0.05, 0.25)  # made the law of the second output token at T = 1 by a logit bias
-Q = (0.30, 0.05, 0.45, 0.20)  # law of every draft
+Q = (0.30, 0.05, 0.45, 0.20)  # laws of drafts
+OTHER_Q = (0.10, 0.60, 0.10, 0.20)
 NUM_SEEDS = 2000
 STYLES = {"T=1": {"temperature": 1.0}, "T=0.7 top-p 0.9": {"temperature": 0.7, "top_p": 0.9}}
 
@@ -77,26 +78,27 @@ def joint_law(style: str) -> Tensor:
 
 
 class FixedDrafter:
-    """The bundled drafter, but its drafts follow Q whatever came before."""
+    """The bundled drafter, but its drafts follow one of two laws, by parity of state slot + step."""
 
-    def __init__(self, drafter: Any) -> None:
+    def __init__(self, drafter: Any, laws: tuple[tuple[float, ...], ...]) -> None:
         self._drafter = drafter
-        self._logits = torch.tensor(Q).log() - torch.tensor([bias()[token] for token in TOKENS])
+        self._logits = torch.tensor(laws).log() - torch.tensor([bias()[token] for token in TOKENS])
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._drafter, name)
 
     def propose(self, *args: Any) -> Any:
         *inputs, choose, num_drafts = args
+        slots = args[2].long()
 
         def choose_by_q(step: int, logits: Tensor) -> Tensor:
-            logits[:, TOKENS] = self._logits
+            logits[:, TOKENS] = self._logits[(slots + step) % 2]
             return choose(step, logits)
 
         return self._drafter.propose(*inputs, choose_by_q, num_drafts)
 
 
-def check_law(style: str, num_tokens: int = 2) -> None:
+def check_law(style: str, laws: tuple[tuple[float, ...], ...], num_tokens: int = 2) -> None:
     """The tokens behind the forced one, drafts for two in one step or one after the other."""
     params = SamplingParams(
         n=NUM_SEEDS,
@@ -113,7 +115,7 @@ def check_law(style: str, num_tokens: int = 2) -> None:
     settings = Settings(num_draft_tokens=2)
     with make_llm("v41-tiny", max_num_seqs=256, max_model_len=256, settings=settings) as llm:
         runner, stats = llm.llm_engine.model_runner, llm.llm_engine.stats
-        runner._drafter = FixedDrafter(runner._drafter)
+        runner._drafter = FixedDrafter(runner._drafter, laws)
         (output,) = llm.generate([PROMPT], params, use_tqdm=False)
         assert_idle(llm)
         verified, accepted = stats.verified_by_position, stats.accepted_by_position
@@ -137,9 +139,9 @@ def test_the_law_is_what_it_should_be():
     )
 
 
-@pytest.mark.parametrize("style", STYLES)
-def test_second_and_third_token_have_the_law_of_plain_sampling(style):
-    check_law(style)
+@pytest.mark.parametrize(("style", "laws"), [("T=1", (Q, Q)), ("T=0.7 top-p 0.9", (Q, OTHER_Q))])
+def test_second_and_third_token_have_the_law_of_plain_sampling(style, laws):
+    check_law(style, laws)
 
 
 def test_one_noise_for_drafts_and_residuals_fails_the_test(monkeypatch):
@@ -148,7 +150,7 @@ def test_one_noise_for_drafts_and_residuals_fails_the_test(monkeypatch):
 
     monkeypatch.setattr(verify, "Domain", Shared)
     with pytest.raises(AssertionError, match="chi-square"):
-        check_law("T=1", num_tokens=1)
+        check_law("T=1", (Q, Q), num_tokens=1)
 
 
 def work(count: int, **options) -> tuple[list[list[int]], list[SamplingParams]]:
