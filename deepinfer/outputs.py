@@ -103,6 +103,7 @@ class CompletionOutput:
 
     @property
     def finished(self) -> bool:
+        """Whether the completion has ended."""
         return self.finish_reason is not None
 
     def __repr__(self) -> str:

@@ -6,6 +6,7 @@ Each request runs in the plain engine and in speculating ones; all that a caller
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -52,7 +53,6 @@ class CutCore(WatchedCore):
 def plain() -> Iterator[Any]:
     with make_llm("v41-tiny", settings=PLAIN_STEPS) as llm:
         yield llm
-    _expected.clear()
 
 
 @pytest.fixture(scope="module", params=ENGINES)
@@ -72,14 +72,16 @@ def run(llm: Any, rows: Rows) -> list[RequestOutput]:
     return generate(llm, [prompt(place) for place, _ in rows], [params for _, params in rows])
 
 
-_expected: dict[tuple[tuple[int, SamplingParams], ...], list[RequestOutput]] = {}
+# What each plain engine gave for the rows it has run; gone with the engine.
+_expected: weakref.WeakKeyDictionary[Any, dict[Any, list[RequestOutput]]] = weakref.WeakKeyDictionary()
 
 
 def check_same(plain: Any, drafting: Any, rows: Rows) -> tuple[list[RequestOutput], int]:
     """Runs the rows in both engines; the outputs, and how many tokens were emitted behind an end."""
-    if tuple(rows) not in _expected:
-        _expected[tuple(rows)] = run(plain, rows)
-    expected = _expected[tuple(rows)]
+    known = _expected.setdefault(plain, {})
+    if tuple(rows) not in known:
+        known[tuple(rows)] = run(plain, rows)
+    expected = known[tuple(rows)]
     with watched(drafting, CutCore) as core:
         actual = run(drafting, rows)
     for (place, params), got, want in zip(rows, facts(actual), facts(expected), strict=True):
