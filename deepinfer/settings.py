@@ -136,8 +136,22 @@ class Settings:
         "DEEPINFER_ENABLE_MTP_VARLEN",
         False,
         BOOLEAN,
-        "Choose how many drafts of each request to verify by the drafter's confidence.",
-        idle="every draft is verified",
+        "Choose how many drafts of each request to verify by the drafter's confidence and the measured time "
+        "of a step; 0 verifies every draft.",
+    )
+    step_time_dir: str | None = env(
+        "DEEPINFER_DECODE_PERF_CACHE_DIR",
+        None,
+        TEXT,
+        "Directory that keeps measured step times between starts; only the engine's own files in it are "
+        "touched.",
+        "none: they are measured at each start that needs them",
+    )
+    step_time_max_age: int = env(
+        "DEEPINFER_DECODE_PERF_CACHE_TTL_SEC",
+        3600,
+        _integer(0),
+        "Seconds that kept step times are believed.",
     )
     confidence_temperatures: tuple[float, ...] | None = env(
         "DEEPINFER_DFLASH_CONFIDENCE_HEAD_TEMPERATURE",
@@ -279,10 +293,6 @@ WITHOUT_EFFECT: dict[str, str] = {
         "JIT_CACHE_DIR ENFORCE_EAGER CUDAGRAPH_BATCH_SIZE_INTERVAL DFLASH_ENFORCE_EAGER "
         "DFLASH_CUDAGRAPH_BATCH_SIZE_INTERVAL INDEX_ATTN_MEMORY_LIMIT ENGRAM_FORCE_GPU_STORAGE "
         "DISABLE_SYNC_GUARD PROFILE_TORCH_CUDA_MEMORY ENABLE_MEMORY_TRACING",
-    ),
-    **_without_effect(
-        "the step-time curve is not measured",
-        "DECODE_PERF_CACHE_DIR DECODE_PERF_CACHE_TTL_SEC",
     ),
     **_without_effect("it is read from the checkpoint", "ENGRAM_PAD_TOKEN"),
     **_without_effect("this quantity is not computed", "COMPUTE_SUM_SMALLER_PROBS"),

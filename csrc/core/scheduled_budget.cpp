@@ -71,11 +71,8 @@ void ScheduledDraftBudget::list_survivals(std::span<const DraftCandidate> candid
         float survival = 1.0f;
         for (int32_t j = 0; j < count; ++j) {
             const float given = j < estimates.size ? estimates.of.confidences[j] : 0.0f;
-            if (j < estimates.size && !(estimates.is_old && given == 0.0f)) {
-                survival *= calibration_.corrected(j, given);
-            } else if (estimates.size > 0) {
-                survival *= calibration_.acceptance(j);
-            }
+            const bool is_given = j < estimates.size && !(estimates.is_old && given == 0.0f);
+            survival *= is_given ? calibration_.corrected(j, given) : calibration_.acceptance(j);
             items_.push_back({survival, static_cast<int32_t>(i) * kMaxDrafts + j});
         }
     }

@@ -16,8 +16,8 @@
 ///   again:
 ///     the choice must not depend on the drafts it is about (else their law is no longer exact);
 ///   * the block before for every sequence in flight, whose drafts do not exist yet;
-///   * nothing known of a sequence: its drafts count as certain, so that it gets some;
-///     nothing known of a position: the share of its drafts that stood so far.
+///   * where nothing is known, of a new sequence or of a position, the share of the drafts there that stood
+///     so far; certain in the beginning, so that there are outcomes.
 ///
 /// It verifies everything where no curve is known, and where choosing would gain less than `min_gain` over
 /// that. Where plain decoding is faster for long, or by much, no drafts are proposed at all but for a probe

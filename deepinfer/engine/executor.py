@@ -6,11 +6,14 @@ of its own that takes launches in order, like a stream; torch releases the inter
 
 from __future__ import annotations
 
+import dataclasses
 import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
+
+import numpy as np
 
 from deepinfer.runtime.async_batch import Remap
 from deepinfer.runtime.batch import Batch
@@ -39,21 +42,41 @@ class Executor:
             weakref.finalize(self, self._pool.shutdown, wait=False)
         self._forward: Future[None] | None = None
         self._last_end: float | None = None
+        self._step_start = 0.0  # `busy_seconds` when the newest step began
         self.busy_seconds = 0.0
         self.idle_seconds = 0.0
 
-    def forward(self, batch: Batch, remap: Remap | None) -> None:
-        """Queue a step's backbone; a fault shows in the result of the `sample` that follows."""
-        self._forward = self._launch(self._runner.forward, batch, remap)
+    def forward(self, batch: Batch, remap: Remap | None) -> Future[np.ndarray | None]:
+        """Queue a step's backbone; a fault shows in the result of the `sample` that follows.
 
-    def sample(self, inputs: SamplingInputs) -> Future[StepResult]:
+        Returns:
+            `ModelRunner.prepare`'s: the rows of each sequence where the device deals them anew.
+        """
+
+        def prepare() -> np.ndarray | None:
+            self._step_start = self.busy_seconds
+            return self._runner.prepare(batch, remap)
+
+        prepared = self._launch(prepare)
+
+        def run() -> None:
+            prepared.result()  # raises what it raised; it ran before in the same queue
+            self._runner.forward()
+
+        self._forward = self._launch(run)
+        return prepared
+
+    def sample(self, inputs: SamplingInputs, wants_drafts: bool) -> Future[StepResult]:
         """Queue the sampling of the step whose `forward` was queued last."""
         forward, self._forward = self._forward, None
         assert forward is not None, "sample without forward"
 
         def run() -> StepResult:
-            forward.result()  # raises what the forward raised; it ran before in the same queue
-            return self._runner.sample(inputs)
+            forward.result()
+            start = time.perf_counter()
+            result = self._runner.sample(inputs, wants_drafts)
+            seconds = self.busy_seconds - self._step_start + time.perf_counter() - start
+            return dataclasses.replace(result, device_ms=1e3 * seconds)
 
         return self._launch(run)
 

@@ -14,9 +14,10 @@ from deepinfer.engine.assembly import OutputAssembler
 from deepinfer.engine.executor import Executor
 from deepinfer.engine.intake import Intake, Prompt, Request
 from deepinfer.engine.parts import build_parts
-from deepinfer.engine.stats import EngineStats, StatsLogger
+from deepinfer.engine.stats import EngineStats, StatsLogger, draft_reliability
 from deepinfer.outputs import RequestOutput
 from deepinfer.runtime.model_runner import StepResult
+from deepinfer.sampling.calibration import ReliabilityBin
 from deepinfer.sampling_params import SamplingParams
 from deepinfer.settings import Settings
 
@@ -39,6 +40,7 @@ class LLMEngine:
         self._builder = parts.builder
         self._executor = Executor(parts.runner, use_thread=parts.use_async)
         self._is_async = parts.use_async
+        self._use_draft_budget = parts.use_draft_budget
         self._in_flight: _InFlight | None = None
         self._intake = Intake(
             self.tokenizer, parts.spec.vocab_size, self.scheduler_config.max_model_len, args.verification
@@ -143,6 +145,10 @@ class LLMEngine:
                 self._assembler.note_interruption()
             raise
 
+    def draft_reliability(self) -> list[list[ReliabilityBin]]:
+        """How the drafter's confidences compare with what came true, by position; see `stats`."""
+        return draft_reliability(self.core)
+
     def settle(self) -> None:
         """Commit the step in flight when no request is left, so that every block and slot is free."""
         if self._in_flight is not None and not self.has_unfinished_requests():
@@ -156,16 +162,20 @@ class LLMEngine:
         if plan is not None:
             with timers.timed("build"):
                 batch, remap = self._builder.batch(plan)
-            self._executor.forward(batch, remap)
+            dealt_rows = self._executor.forward(batch, remap)
         # The step before: its outcome is needed before this one's sampling parameters are known.
         outputs = self._finish(ended)
         if plan is None:
             if self._in_flight is None:
                 self._executor.pause()
             return outputs
+        if plan.can_redistribute:
+            with timers.timed("wait"):
+                seqlens_q = dealt_rows.result()  # known since the forward began
+            self.core.set_seqlens_q(plan, seqlens_q)
         with timers.timed("build"):
             inputs = self._builder.sampling(plan)
-        self._in_flight = _InFlight(plan, self._executor.sample(inputs))
+        self._in_flight = _InFlight(plan, self._executor.sample(inputs, plan.wants_drafts))
         return outputs if self._is_async else outputs + self._finish(_NOTHING)
 
     def _finish(self, ended: np.ndarray) -> list[RequestOutput]:
@@ -177,6 +187,10 @@ class LLMEngine:
             result = step.result.result()
         with timers.timed("commit"):
             commit = self.core.commit(step.plan, **result.as_arrays())
+            if self._use_draft_budget and not step.plan.is_prefill:
+                self.core.add_step_time(
+                    step.plan.num_seqs, step.plan.num_rows, result.device_ms, step.plan.wants_drafts
+                )
         self._in_flight = None
         self.stats.add_step(step.plan, commit)
         self._stats_logger.after_step(step.plan)

@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
+import platform
 import sys
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from deepinfer import native
+from deepinfer import __version__, native
 from deepinfer.checkpoint.loader import Checkpoint, load_model, load_tokenizer, open_checkpoint
 from deepinfer.checkpoint.tokenizer import Tokenizer
-from deepinfer.config import CacheConfig, SchedulerConfig
+from deepinfer.config import Arithmetic, CacheConfig, SchedulerConfig
 from deepinfer.engine.arg_utils import BLOCK_SIZE, EngineArgs
 from deepinfer.models.base import ModelSpec
+from deepinfer.ops import cpu
 from deepinfer.runtime.async_batch import NgramVocab
 from deepinfer.runtime.batch_builder import BatchBuilder
 from deepinfer.runtime.cache_layout import CacheLayout
 from deepinfer.runtime.caches import Caches
 from deepinfer.runtime.model_runner import ModelRunner
+from deepinfer.runtime.step_time import StepTimeCache, StepTimes, measure, sizes_to_measure
+from deepinfer.runtime.synthetic_step import SyntheticSteps
 from deepinfer.sampling.confidence import resolve_confidence_scale
 from deepinfer.sampling.sampler import Sampler
 from deepinfer.settings import Settings
+
+# Tokens that each request has when the time of decode steps is measured.
+CONTEXT_TOKENS = 256
 
 
 @dataclass(frozen=True)
@@ -44,6 +53,7 @@ class EngineParts:
     runner: ModelRunner
     builder: BatchBuilder
     use_async: bool
+    use_draft_budget: bool
 
 
 def build_parts(args: EngineArgs, settings: Settings) -> EngineParts:
@@ -78,7 +88,7 @@ def build_parts(args: EngineArgs, settings: Settings) -> EngineParts:
     cache = args.resolve_cache(scheduler, settings, layout.block_bytes, layout.slot_bytes, backtracking)
     core_module = native.load_core()
     core = core_module.EngineCore(
-        _core_config(core_module, args, scheduler, cache, checkpoint, spec, use_async)
+        _core_config(core_module, args, settings, scheduler, cache, checkpoint, spec, use_async)
     )
     ngram_vocab = None
     if spec.max_ngram:
@@ -90,10 +100,11 @@ def build_parts(args: EngineArgs, settings: Settings) -> EngineParts:
         ngram_vocab = NgramVocab(
             torch.from_numpy(fold.token_map).to(device), is_barrier.to(device), fold.pad_id
         )
+    caches = Caches(layout, cache.num_blocks, cache.num_state_slots, device)
     runner = ModelRunner(
         model,
         drafter,
-        Caches(layout, cache.num_blocks, cache.num_state_slots, device),
+        caches,
         Sampler(
             spec.vocab_size,
             banned_token_ids=_banned_ids(tokenizer, settings, spec),
@@ -111,6 +122,10 @@ def build_parts(args: EngineArgs, settings: Settings) -> EngineParts:
         eos_token_id=tokenizer.eos_token_id,
         ngram_vocab=ngram_vocab,
     )
+    use_draft_budget = settings.use_draft_budget and num_drafts > 0
+    if use_draft_budget:
+        key = _step_time_key(checkpoint, arithmetic, scheduler, device)
+        core.set_step_times(*_step_times(key, settings, runner, caches, scheduler, spec).for_core())
     return EngineParts(
         tokenizer=tokenizer,
         spec=spec,
@@ -121,7 +136,48 @@ def build_parts(args: EngineArgs, settings: Settings) -> EngineParts:
         runner=runner,
         builder=BatchBuilder(core, device),
         use_async=use_async,
+        use_draft_budget=use_draft_budget,
     )
+
+
+def _step_time_key(
+    checkpoint: Checkpoint, arithmetic: Arithmetic, scheduler: SchedulerConfig, device: torch.device
+) -> dict[str, Any]:
+    """What the time of a step depends on."""
+    config = repr(checkpoint.config).encode()
+    return {
+        "model": str(checkpoint.path.resolve()),
+        "config": hashlib.sha256(config).hexdigest(),
+        "arithmetic": dataclasses.asdict(arithmetic),
+        "device": device.type,
+        "machine": platform.machine(),
+        "threads": (torch.get_num_threads(), cpu.context().num_threads),
+        "versions": (__version__, torch.__version__),
+        "num_draft_tokens": scheduler.num_draft_tokens,
+        "max_num_seqs": scheduler.max_num_seqs,
+    }
+
+
+def _step_times(
+    key: dict[str, Any],
+    settings: Settings,
+    runner: ModelRunner,
+    caches: Caches,
+    scheduler: SchedulerConfig,
+    spec: ModelSpec,
+) -> StepTimes:
+    """The curve of step times: what an earlier start has kept, else measured now."""
+    directory = settings.step_time_dir
+    kept = StepTimeCache(directory, settings.step_time_max_age) if directory else None
+    times = kept.read(key) if kept is not None else None
+    if times is None:
+        sizes = sizes_to_measure(scheduler.max_num_seqs, scheduler.num_draft_tokens)
+        context = max(1, min(CONTEXT_TOKENS, scheduler.max_model_len - scheduler.num_draft_tokens - 1))
+        times = measure(SyntheticSteps(runner, caches, spec.max_ngram, context), sizes)
+        runner.reset()
+        if kept is not None:
+            kept.write(key, times)
+    return times
 
 
 def _device(settings: Settings) -> torch.device:
@@ -150,6 +206,7 @@ def _banned_ids(tokenizer: Tokenizer, settings: Settings, spec: ModelSpec) -> li
 def _core_config(
     core: Any,
     args: EngineArgs,
+    settings: Settings,
     scheduler: SchedulerConfig,
     cache: CacheConfig,
     checkpoint: Checkpoint,
@@ -172,6 +229,7 @@ def _core_config(
         max_prefill_tflops=scheduler.max_prefill_tflops,
         stop_preempted_request=scheduler.stop_preempted_request,
         num_draft_tokens=scheduler.num_draft_tokens,
+        use_draft_budget=settings.use_draft_budget,
         async_scheduling=use_async,
         max_ngram=spec.max_ngram,
         attention_terms=[(term.flops, term.divisor, term.offset, term.cap) for term in spec.attention_terms],

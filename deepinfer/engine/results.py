@@ -182,6 +182,7 @@ class ResultReader:
             num_preemptions=sum(each.num_preemptions for each in times),
             num_cached_tokens=max(each.num_cached_tokens for each in times),
             num_accepted_tokens=sum(each.num_accepted for each in times),
+            num_draft_tokens=sum(each.num_drafted for each in times),
             num_verified_tokens=sum(each.num_verified for each in times),
         )
         if all(sample.output is not None for sample in state.samples):

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from deepinfer.sampling.calibration import ReliabilityBin
 from deepinfer.utils.logging import get_logger
 from deepinfer.utils.timer import Timers
 
@@ -20,7 +21,8 @@ class EngineStats:
         num_draft_tokens: most drafts per request and step.
 
     Attributes:
-        drafted_by_position, accepted_by_position: verified and accepted drafts of each place in the block.
+        num_drafted: drafts proposed.
+        verified_by_position, accepted_by_position: verified and accepted drafts of each place in the block.
         num_request_steps: decode steps summed over the requests that took part.
         timers: host time by section of a step: schedule, build, wait, commit, text.
     """
@@ -34,6 +36,7 @@ class EngineStats:
         self.num_finished = 0
         self.num_preemptions = 0
         self.num_decode_tokens = 0
+        self.num_drafted = 0
         self.verified_by_position = np.zeros(num_draft_tokens, dtype=np.int64)
         self.accepted_by_position = np.zeros(num_draft_tokens, dtype=np.int64)
         self.timers = Timers()
@@ -51,12 +54,33 @@ class EngineStats:
         self.num_output_tokens += commit.num_tokens
         self.num_finished += len(commit.finished_ids)
         self.num_preemptions += len(plan.preempted_ids)
+        self.num_drafted += commit.num_drafted
         if not plan.is_prefill:
             self.num_request_steps += int(np.count_nonzero(commit.num_new_tokens))
             self.num_decode_tokens += commit.num_tokens
             if self.verified_by_position.size:
                 self.verified_by_position += commit.verified_by_position
                 self.accepted_by_position += commit.accepted_by_position
+
+
+def draft_reliability(core: Any) -> list[list[ReliabilityBin]]:
+    """The drafter's estimates against what came true, by position.
+
+    Returns:
+        For each draft position the 20 bins of the estimated probability that the drafts up to it all stand.
+        Of coupled requests every block counts, whatever was verified of it; of ratio requests whole ones.
+    """
+    tables = []
+    for counts, survivals, accepted in zip(*core.reliability()):
+        size = len(counts)
+        cells = zip(counts.tolist(), survivals.tolist(), accepted.tolist())
+        tables.append(
+            [
+                ReliabilityBin(place / size, (place + 1) / size, n, total / max(n, 1), stood / max(n, 1))
+                for place, (n, total, stood) in enumerate(cells)
+            ]
+        )
+    return tables
 
 
 class StatsLogger:

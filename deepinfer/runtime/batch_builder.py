@@ -5,6 +5,7 @@ The C++ core writes every array of a part into one buffer; the device sees one c
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -44,7 +45,12 @@ class BatchBuilder:
         )
         if plan.is_prefill or plan.num_matched == 0:
             return batch, None
-        return batch, Remap(views["remap"], views["committed_lens"], views["ngram_history"])
+        remap = Remap(views["remap"], views["committed_lens"], views["ngram_history"])
+        if plan.can_redistribute:
+            remap = dataclasses.replace(
+                remap, limits=views["max_seqlens_q"], confidence_odds=views["confidence_odds"]
+            )
+        return batch, remap
 
     def sampling(self, plan: Any) -> SamplingInputs:
         """The sampler's inputs; call once the tokens of earlier steps are committed."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from deepinfer.models.base import Drafter, ForwardOutput, Model
-from deepinfer.runtime.async_batch import DeviceStep, NgramVocab, Remap, correct_batch
+from deepinfer.runtime.async_batch import DeviceStep, NgramVocab, Remap, correct_batch, deal
 from deepinfer.runtime.batch import Batch
 from deepinfer.runtime.caches import Caches
 from deepinfer.sampling.confidence import ConfidenceScale
@@ -38,6 +38,7 @@ class StepResult:
     num_emitted: np.ndarray | None = None  # [S] int32, decode steps
     drafts: np.ndarray | None = None  # [S, k] int32
     confidences: np.ndarray | None = None  # [S, k] float32
+    device_ms: float = 0.0  # time that the device worked on the step
 
     def as_arrays(self) -> dict[str, np.ndarray | None]:
         """Arguments of the core's `commit`."""
@@ -55,7 +56,7 @@ class StepResult:
 
 
 class ModelRunner:
-    """Runs steps on a loaded model. A step is `forward`, then `sample`; the device keeps what lies between.
+    """Runs steps on a loaded model: `prepare`, `forward`, `sample`; the device keeps what lies between.
 
     Args:
         model: the backbone.
@@ -97,25 +98,41 @@ class ModelRunner:
         self.timers = Timers()
 
     @torch.inference_mode()
-    def forward(self, batch: Batch, remap: Remap | None) -> None:
-        """Launch the backbone.
+    def prepare(self, batch: Batch, remap: Remap | None) -> np.ndarray | None:
+        """Take a step's inputs, and put in what only the device knows.
 
         Args:
-            batch: the step's inputs, as the host knows them.
+            batch: the inputs as the host knows them.
             remap: what to correct from the step before; None when the host knew everything.
+
+        Returns:
+            [S] int32 query rows of each sequence where they were dealt anew, else None.
         """
+        seqlens_q = None
         with self.timers.timed("forward"):
             if remap is not None and self._last is not None:
+                if remap.limits is not None:
+                    batch = deal(batch, remap, self._last)
+                    seqlens_q = _host(batch.cu_seqlens_q.diff())
                 batch = correct_batch(batch, remap, self._last, self._ngram_vocab)
             self._batch = batch
+        return seqlens_q
+
+    @torch.inference_mode()
+    def forward(self) -> None:
+        """Launch the backbone on the prepared step."""
+        batch = self._batch
+        assert batch is not None, "forward without prepare"
+        with self.timers.timed("forward"):
             self._output = self._model.forward(batch, self._caches, want_features=self._drafter is not None)
 
     @torch.inference_mode()
-    def sample(self, inputs: SamplingInputs) -> StepResult:
+    def sample(self, inputs: SamplingInputs, wants_drafts: bool = True) -> StepResult:
         """Choose the tokens of the step whose `forward` ran last, verify its drafts and propose new ones.
 
         Args:
             inputs: parameters of the output rows.
+            wants_drafts: False proposes none; the drafter's caches are kept up all the same.
         """
         batch, output = self._batch, self._output
         assert batch is not None and output is not None, "sample without forward"
@@ -125,9 +142,11 @@ class ModelRunner:
         drafts, confidences = None, None
         if self._drafter is not None:
             with self.timers.timed("draft"):
-                drafts, confidences = self._propose(batch, output, inputs, verified)
+                self._drafter.store_context(output.features, output.feature_rows, batch, self._caches)
+                if wants_drafts:
+                    drafts, confidences = self._propose(batch, inputs, verified)
         self._batch = self._output = None
-        self._last = DeviceStep(verified.emitted, verified.num_emitted, drafts)
+        self._last = DeviceStep(verified.emitted, verified.num_emitted, drafts, confidences)
         return StepResult(
             token_ids=_host(chosen.token_ids),
             faults=_host(chosen.faults),
@@ -139,6 +158,12 @@ class ModelRunner:
             drafts=_host(drafts),
             confidences=_host(confidences),
         )
+
+    def reset(self) -> None:
+        """Forget the steps so far and their times, as if none had run."""
+        self._batch = self._output = self._last = None
+        self.timers.seconds.clear()
+        self._caches.counters.reset()
 
     def _ratio_verifier(self, batch: Batch, inputs: SamplingInputs) -> RatioVerifier | None:
         """How rows of ratio requests draw; None where no row tests such a request's draft."""
@@ -181,14 +206,11 @@ class ModelRunner:
         emitted = torch.where(place <= run[:, None], chosen.token_ids[rows.long()], 0)
         return _Verified(emitted, run + 1, first + run)
 
-    def _propose(
-        self, batch: Batch, output: ForwardOutput, inputs: SamplingInputs, verified: _Verified
-    ) -> tuple[Tensor, Tensor]:
+    def _propose(self, batch: Batch, inputs: SamplingInputs, verified: _Verified) -> tuple[Tensor, Tensor]:
         """Drafts and confidences, [S, k] each; 0 where a sequence has sampled nothing."""
         num_seqs, width = batch.num_seqs, self._num_draft_tokens
         drafts = batch.input_ids.new_zeros(num_seqs, width)
         confidences = torch.zeros(num_seqs, width, device=drafts.device)
-        self._drafter.store_context(output.features, output.feature_rows, batch, self._caches)
         offsets = inputs.host["row_offsets"]
         # A prefill's sequences with an output row may still be scoring their prompt only.
         seqs = verified.num_emitted.nonzero().squeeze(1) if batch.is_prefill else slice(None)

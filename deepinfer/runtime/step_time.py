@@ -7,100 +7,93 @@ hold nothing yet, so any slot and block may be read and overwritten.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import math
 import os
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
-import torch
-
-from deepinfer.runtime.batch import Batch
 from deepinfer.utils.logging import get_logger
 
 logger = get_logger(__name__)
 
-NUM_WARMUP, NUM_TIMED = 1, 5  # runs per size; the fastest and the slowest timed one are dropped
-CONTEXT_TOKENS = 256  # tokens that a measured request already has
-FILE_PREFIX = "step-time-"  # the only files that this module reads, writes or removes
+NUM_TIMED = 5  # runs of a size behind its first
+MAX_SECONDS = 0.6  # no run begins when those of a size have taken so long
+FILE_PREFIX = "step-time-"  # the only files that this module reads or writes
 
 
 @dataclass(frozen=True)
-class StepTimePoint:
-    """A measured step."""
+class StepSize:
+    """What a decode step does.
+
+    Attributes:
+        num_seqs: requests.
+        num_tokens: query tokens, one for each request and one for each draft that it verifies.
+        is_drafted: it proposes drafts at its end.
+    """
 
     num_seqs: int
     num_tokens: int
-    ms: float
+    is_drafted: bool = True
 
 
-def sizes_to_measure(max_num_seqs: int, num_draft_tokens: int) -> list[tuple[int, int]]:
-    """(requests, query tokens) of the grid: powers of two and the maximum, with 0, some and all drafts."""
-    counts = sorted({min(2**i, max_num_seqs) for i in range(max_num_seqs.bit_length() + 1)})
+@dataclass(frozen=True)
+class StepTimes:
+    """A measured curve: milliseconds by size."""
+
+    ms: dict[StepSize, float]
+
+    def for_core(self) -> tuple[list[tuple[int, int, float]], list[tuple[int, float]]]:
+        """Arguments of the core's `set_step_times`."""
+        drafted = [(size.num_seqs, size.num_tokens, ms) for size, ms in self.ms.items() if size.is_drafted]
+        undrafted = [(size.num_seqs, ms) for size, ms in self.ms.items() if not size.is_drafted]
+        return drafted, undrafted
+
+
+def sizes_to_measure(max_num_seqs: int, num_draft_tokens: int) -> list[StepSize]:
+    """Some numbers of requests up to the maximum, with 0, some and all drafts, and without proposing any."""
+    counts = sorted({n for n in (1, 2, 4, 8, 16, 64, 256, 1024) if n < max_num_seqs} | {max_num_seqs})
     lengths = sorted({0, (num_draft_tokens + 1) // 2, num_draft_tokens})
-    return [(count, count * (1 + drafts)) for count in counts for drafts in lengths]
+    drafted = [StepSize(count, count * (1 + drafts)) for count in counts for drafts in lengths]
+    return drafted + [StepSize(count, count, is_drafted=False) for count in counts]
 
 
-def measure(run: Callable[[int, int], None], sizes: Sequence[tuple[int, int]]) -> list[StepTimePoint]:
+def measure(run: Callable[[StepSize], None], sizes: Sequence[StepSize]) -> StepTimes:
     """Time steps.
 
     Args:
-        run: (num_seqs, num_tokens) runs one step to its end.
-        sizes: what to measure, as (requests, query tokens).
+        run: runs one step to its end.
+        sizes: what to measure.
 
     Returns:
-        One point per size: the mean of the timed runs without the fastest and the slowest.
+        The mean of each size's runs without the first, the fastest and the slowest; a size that takes long
+        has fewer runs, and the mean is over what there is.
     """
-    points = []
-    for num_seqs, num_tokens in sorted(sizes, reverse=True):
-        times = []
-        for _ in range(NUM_WARMUP + NUM_TIMED):
+    ordered = sorted(sizes, key=astuple)
+    times = {}
+    run(ordered[0])
+    for size in reversed(ordered):  # the largest one grows the buffers
+        runs: list[float] = []
+        while len(runs) <= NUM_TIMED and sum(runs) < MAX_SECONDS:
             start = time.perf_counter()
-            run(num_seqs, num_tokens)
-            times.append(1e3 * (time.perf_counter() - start))
-        kept = sorted(times[NUM_WARMUP:])[1:-1]
-        points.append(StepTimePoint(num_seqs, num_tokens, statistics.fmean(kept)))
-    return points[::-1]
-
-
-def synthetic_batch(
-    num_seqs: int, num_tokens: int, *, num_blocks: int, num_slots: int, block_size: int, max_ngram: int
-) -> Batch:
-    """A decode batch of equal requests with `CONTEXT_TOKENS` tokens each; slots and blocks may repeat."""
-    width = num_tokens // num_seqs
-    assert width * num_seqs == num_tokens, f"{num_seqs=} {num_tokens=}"
-    seqs = torch.arange(num_seqs, dtype=torch.int32)
-    row_seq = seqs.repeat_interleave(width)
-    length = CONTEXT_TOKENS + width
-    blocks_per_seq = -(-length // block_size)
-    blocks = torch.arange(num_seqs * blocks_per_seq, dtype=torch.int32) % max(num_blocks - 1, 1) + 1
-    lengths = torch.full((num_seqs,), length, dtype=torch.int32)
-    return Batch(
-        input_ids=torch.zeros(num_tokens, dtype=torch.int32),
-        positions=CONTEXT_TOKENS + torch.arange(width, dtype=torch.int32).repeat(num_seqs),
-        row_seq=row_seq,
-        ngram_ids=torch.zeros(num_tokens, max_ngram, dtype=torch.int32),
-        cu_seqlens_q=torch.arange(0, num_tokens + 1, width, dtype=torch.int32),
-        seqlens_k=lengths,
-        state_slots=seqs % max(num_slots - 1, 1) + 1,
-        block_tables=blocks.view(num_seqs, blocks_per_seq),
-        total_lens=lengths,
-        keep_all=torch.zeros(num_seqs, dtype=torch.int32),
-        output_rows=torch.arange(num_tokens, dtype=torch.int32),
-        max_seqlen_k=length,
-        is_prefill=False,
-    )
+            run(size)
+            runs.append(time.perf_counter() - start)
+        timed = sorted(runs[1:] or runs)
+        times[size] = 1e3 * statistics.fmean(timed[1:-1] or timed)
+    return StepTimes(times)
 
 
 class StepTimeCache:
     """Measured curves on disk, one file per key.
 
     Only files of this module's own naming are ever touched. A file that is torn, foreign or too old is
-    ignored, with a line in the log.
+    ignored; one that is torn with a line in the log.
 
     Args:
         directory: where the files lie; made when needed.
@@ -111,7 +104,7 @@ class StepTimeCache:
         self._directory = Path(directory)
         self._max_age_seconds = max_age_seconds
 
-    def read(self, key: dict[str, object]) -> list[StepTimePoint] | None:
+    def read(self, key: dict[str, object]) -> StepTimes | None:
         """The curve of a key, None when there is none to believe."""
         path = self._path(key)
         try:
@@ -119,23 +112,26 @@ class StepTimeCache:
             if record["key"] != _jsonable(key):
                 return None
             age = time.time() - float(record["measured_at"])
-            points = [StepTimePoint(int(n), int(q), float(ms)) for n, q, ms in record["points"]]
+            times = {
+                StepSize(int(num_seqs), int(num_tokens), bool(is_drafted)): float(ms)
+                for num_seqs, num_tokens, is_drafted, ms in record["times"]
+            }
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError) as error:
             logger.warning("step-time file %s is not readable (%s): measuring again", path, error)
             return None
-        if not 0 <= age <= self._max_age_seconds or not points or any(not p.ms > 0 for p in points):
-            return None
-        return points
+        is_sane = times and all(math.isfinite(ms) and ms > 0 for ms in times.values())
+        return StepTimes(times) if is_sane and 0 <= age <= self._max_age_seconds else None
 
-    def write(self, key: dict[str, object], points: Sequence[StepTimePoint]) -> None:
-        """Keep a curve; readers see the old file or the new one, never a part."""
+    def write(self, key: dict[str, object], times: StepTimes) -> None:
+        """Keep a curve; readers see the old file or the new one, never a part. A failure is only logged."""
         record = {
             "key": _jsonable(key),
             "measured_at": time.time(),
-            "points": [[p.num_seqs, p.num_tokens, p.ms] for p in points],
+            "times": [[*astuple(size), ms] for size, ms in times.ms.items()],
         }
+        name = None
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
             handle, name = tempfile.mkstemp(prefix=FILE_PREFIX, suffix=".tmp", dir=self._directory)
@@ -146,6 +142,9 @@ class StepTimeCache:
             os.replace(name, self._path(key))
         except OSError as error:
             logger.warning("step times could not be kept in %s: %s", self._directory, error)
+            if name is not None:
+                with contextlib.suppress(OSError):
+                    os.unlink(name)
 
     def _path(self, key: dict[str, object]) -> Path:
         digest = hashlib.sha256(json.dumps(_jsonable(key), sort_keys=True).encode()).hexdigest()

@@ -72,6 +72,23 @@ def test_of_the_block_before_only_the_causal_part_decides():
     assert engine.num_output_tokens(seq_id) == 5
 
 
+def test_new_sequences_count_by_the_acceptance_of_others(seed):
+    """Certain while nothing is known, then the share of drafts that stood at each position."""
+    for acceptance, expected in ((0.9, 2), (0.2, 0)):
+        drafter = Drafter([acceptance] * 2, FLAT, seed)
+        engine = drafter.engine
+        for is_known in (False, True):
+            if is_known:
+                drafter.run(400, lambda rng: [0.5] * 2)
+            engine.set_step_times(HALF)
+            seq_id = engine.add(core.SequenceParams(is_ratio=True), tokens_of(3))
+            propose(engine, engine.schedule(), [[0.5] * 2])
+            assert lengths(engine.schedule()) == [expected if is_known else 2]
+            engine.discard_in_flight()
+            engine.abort(seq_id)
+            engine.set_step_times(FLAT)
+
+
 def test_greedy_requests_are_coupled_whatever_they_ask():
     engine = start(2, HALF)
     engine.add(make_params(max_tokens=90, is_ratio=True, inv_temperature=0.0), tokens_of(3))

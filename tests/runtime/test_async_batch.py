@@ -14,6 +14,8 @@ from deepinfer.runtime.async_batch import (
     NgramVocab,
     Remap,
     correct_batch,
+    corrected_survivals,
+    deal,
     redistribute,
     with_seqlens_q,
 )
@@ -280,14 +282,20 @@ def test_redistribution_of_the_specification(total, seqlens_q):
     assert redistribute(total, remap, survivals_of(CONFIDENCES)).tolist() == seqlens_q
 
 
-def deal_one_by_one(num_rows: int, remap: list[int], survivals: list[list[float]]) -> list[int]:
-    """Every row beyond the first goes to the sequence whose next draft survives most likely."""
+def deal_one_by_one(
+    num_rows: int, remap: list[int], survivals: list[list[float]], limits: list[int] | None = None
+) -> list[int]:
+    """Every row beyond the first goes to the sequence whose next draft survives most likely.
+
+    With limits, sequences without a source have theirs from the start.
+    """
     width = len(survivals[0]) if survivals else 0
-    lengths = [1] * len(remap)
-    for _ in range(num_rows - len(remap)):
+    most = [width + 1] * len(remap) if limits is None else limits
+    lengths = [limits[seq] if limits and row < 0 else 1 for seq, row in enumerate(remap)]
+    for _ in range(num_rows - sum(lengths)):
         best = None
         for seq, row in enumerate(remap):
-            if lengths[seq] <= width:
+            if lengths[seq] < most[seq]:
                 value = survivals[row][lengths[seq] - 1] if row >= 0 else 0.0
                 if best is None or value > best[0]:
                     best = (value, seq)
@@ -310,6 +318,34 @@ def test_redistribution_pops_the_best_next_draft(case):
         assert lengths.tolist() == deal_one_by_one(num_rows, remap, survivals.tolist()), f"{num_rows=}"
 
 
+@pytest.mark.parametrize("case", range(40))
+def test_redistribution_within_limits(case):
+    before, count, width = random.randint(1, 8), random.randint(1, 8), random.randint(1, 5)
+    levels = random.choice([2, 3, 1000])
+    survivals = survivals_of(
+        [[random.randrange(levels + 1) / levels for _ in range(width)] for _ in range(before)]
+    )
+    remap = [random.randrange(NO_ROW, before) for _ in range(count)]
+    limits = [random.randint(1, width + 1) for _ in range(count)]
+    least = sum(limit if row < 0 else 1 for row, limit in zip(remap, limits))
+    for num_rows in range(least, sum(limits) + 1):
+        lengths = redistribute(num_rows, int32(remap), survivals, int32(limits)).tolist()
+        assert lengths == deal_one_by_one(num_rows, remap, survivals.tolist(), limits), (
+            f"{num_rows=} {limits=}"
+        )
+
+
+def test_survivals_are_those_that_the_core_believes_in():
+    """Corrected odds; 0 stays 0 and ends a block, 1 is pulled inside of (0, 1)."""
+    confidences = torch.tensor([[0.5, 0.8, 0.25], [0.9, 0.0, 0.9], [1.0, 1.0, 1.0]])
+    odds = torch.tensor([1.0, 3.0, 0.5])
+    found = corrected_survivals(confidences, odds).tolist()
+    edge = [0.999, 3 * 0.999 / (0.001 + 3 * 0.999), 0.5 * 0.999 / (0.001 + 0.5 * 0.999)]
+    assert found[0] == pytest.approx([0.5, 0.5 * 12 / 13, 0.5 * 12 / 13 / 7], rel=1e-5)
+    assert found[1] == pytest.approx([0.9, 0.0, 0.0], rel=1e-5)
+    assert found[2] == pytest.approx([edge[0], edge[0] * edge[1], edge[0] * edge[1] * edge[2]], rel=1e-5)
+
+
 def test_redistribution_ties_go_to_the_lower_index():
     half = torch.full((3, 2), 0.5)
     assert redistribute(5, int32([0, 1, 2]), half).tolist() == [3, 1, 1]
@@ -329,6 +365,25 @@ def test_dealt_rows_are_corrected_as_if_planned_so(case):
     ends = seqlens_q.cumsum(0).tolist()
     assert dealt.cu_seqlens_q.tolist() == [0, *ends]
     check(world.correct(dealt), world.true_batch(seqlens_q.tolist()))
+
+
+@pytest.mark.parametrize("case", range(40))
+def test_sequences_that_the_host_knows_keep_their_rows(case):
+    """Rows are dealt among the others, and all are corrected as if planned so."""
+    count, k = random.randint(1, 6), random.randint(1, 5)
+    matched = [random.random() < 0.6 for _ in range(count)]
+    world = World(matched, k, [random.randint(1, k + 1) for _ in range(count)])
+    limits = [random.randint(rows, k + 1) if m else rows for rows, m in zip(world.seqlens_q, matched)]
+    previous = dataclasses.replace(
+        world.previous, confidences=torch.rand(int(world.previous.num_emitted.shape[0]), k)
+    )
+    remap = dataclasses.replace(world.host(), limits=int32(limits), confidence_odds=torch.rand(k) + 0.5)
+    dealt = deal(world.planned(), remap, previous)
+    seqlens_q = dealt.cu_seqlens_q.diff().tolist()
+    assert sum(seqlens_q) == sum(world.seqlens_q)
+    assert all(a == b or m for a, b, m in zip(seqlens_q, world.seqlens_q, matched))
+    assert all(a <= b for a, b in zip(seqlens_q, limits))
+    check(world.correct(dealt), world.true_batch(seqlens_q))
 
 
 def test_dealing_the_planned_rows_changes_nothing_that_counts():
