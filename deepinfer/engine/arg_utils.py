@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any
 
 from deepinfer.config import ARITHMETICS, Arithmetic, CacheConfig, SchedulerConfig
@@ -13,6 +15,19 @@ from deepinfer.sampling_params import check_verification
 from deepinfer.settings import Settings
 
 LOGPROBS_MODES = ("raw", "temperature", "processed")
+
+# Bounds of the fields that are integers; the native core counts in 32 bits.
+_INT32_MAX = 2**31 - 1
+_INTEGERS = {
+    "max_model_len": (1, _INT32_MAX),
+    "max_num_seqs": (1, _INT32_MAX),
+    "max_num_batched_tokens": (1, _INT32_MAX),
+    "num_blocks": (1, _INT32_MAX),
+    "cache_bytes": (1, 2**63 - 1),
+    "lookahead_tokens": (0, _INT32_MAX),
+    "seed": (0, 2**63 - 1),
+}
+_OPTIONAL = ("max_model_len", "max_num_batched_tokens", "num_blocks", "cache_bytes", "batch_invariant")
 
 # Tokens of a prefill step when neither the model length nor the decode batch asks for more.
 MIN_BATCHED_TOKENS = 4096
@@ -80,6 +95,7 @@ class EngineArgs:
     disable_log_stats: bool = False
 
     def __post_init__(self) -> None:
+        self._check_types()
         if self.load_format.lower() != "auto":
             raise ValueError(f"load_format={self.load_format!r}: only 'auto' (safetensors) is supported")
         if self.tokens_per_block not in (-1, BLOCK_SIZE):
@@ -93,10 +109,32 @@ class EngineArgs:
             raise ValueError(f"arithmetic={self.arithmetic!r}: choose one of {', '.join(ARITHMETICS)}")
         if EngineType(self.engine_type) is not EngineType.NORMAL:
             raise ValueError(f"engine_type={self.engine_type!r}: only EngineType.NORMAL is supported")
-        for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "cache_bytes", "num_blocks"):
+
+    def _check_types(self) -> None:
+        """ValueError for the first field that is of another type than declared, or out of range."""
+        for name in ("model", "tokenizer"):
+            if isinstance(getattr(self, name), os.PathLike):
+                setattr(self, name, os.fspath(getattr(self, name)))
+        for name in ("model", "load_format"):
+            if not isinstance(getattr(self, name), str):
+                raise ValueError(f"{name}={getattr(self, name)!r}: expected a string")
+        for name in ("tokenizer", "revision", "tokenizer_revision", "calibration_file"):
+            if not isinstance(getattr(self, name), (str, os.PathLike, NoneType)):
+                raise ValueError(f"{name}={getattr(self, name)!r}: expected a string")
+        for name, (low, high) in _INTEGERS.items():
             value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise ValueError(f"{name}={value!r}: expected an integer >= 1")
+            if value is None and name in _OPTIONAL:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+                bounds = f">= {low}" if isinstance(value, int) and value < low else f"from {low} to {high}"
+                raise ValueError(f"{name}={value!r}: expected an integer {bounds}")
+        for name in ("chunked_prefill", "stop_preempted_request", "disable_log_stats", "batch_invariant"):
+            value = getattr(self, name)
+            if not isinstance(value, bool) and not (value is None and name in _OPTIONAL):
+                raise ValueError(f"{name}={value!r}: expected True or False")
+        limit = self.max_prefill_tflops
+        if isinstance(limit, bool) or not isinstance(limit, (int, float)) or not 0 <= limit < math.inf:
+            raise ValueError(f"max_prefill_tflops={limit!r}: expected a number >= 0; 0 means no limit")
 
     @classmethod
     def from_kwargs(cls, **kwargs: Any) -> EngineArgs:

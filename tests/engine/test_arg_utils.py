@@ -1,0 +1,101 @@
+"""EngineArgs: every field's type and range, and what wins where several places could decide."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from deepinfer.engine.arg_utils import EngineArgs
+from deepinfer.settings import Settings
+
+BAD = {
+    "max_model_len": [0, -1, 1.5, "8", True, 2**31],
+    "max_num_seqs": [0, None, 2.0, False, 2**40],
+    "max_num_batched_tokens": [0, "all", 2**31],
+    "num_blocks": [0, 2**31, 1e3],
+    "cache_bytes": [0, -5, "1G"],
+    "lookahead_tokens": [-1, None, "a"],
+    "seed": [-1, "x", 2**63, 1.0],
+    "max_prefill_tflops": [-1.0, math.nan, math.inf, "x", True],
+    "chunked_prefill": ["no", None, 1],
+    "stop_preempted_request": [0, "yes"],
+    "disable_log_stats": [1, None],
+    "batch_invariant": ["yes", 1],
+    "model": [None, 5],
+    "tokenizer": [5],
+    "load_format": [None, "dummy"],
+    "tokens_per_block": [0, 64],
+    "logprobs_mode": [None, "RAW"],
+    "arithmetic": ["fp32", 5],
+    "engine_type": [1, 2, "a"],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [(name, value) for name, values in BAD.items() for value in values]
+)
+def test_values_that_do_not_fit(name, value):
+    with pytest.raises(ValueError, match=f"{name}={value!r}: |{value!r} is not a valid EngineType"):
+        EngineArgs(**{"model": "somewhere", name: value})
+
+
+def test_values_at_the_edges():
+    EngineArgs("m", max_model_len=1, max_num_seqs=2**31 - 1, lookahead_tokens=0, seed=2**63 - 1)
+    EngineArgs("m", max_prefill_tflops=0, cache_bytes=2**62, batch_invariant=None, load_format="AUTO")
+    args = EngineArgs(Path("some") / "where", tokenizer=Path("else"))
+    assert (args.model, args.tokenizer) == ("some/where", "else")
+
+
+@pytest.mark.parametrize(("wrong", "near"), [("max_num_seq", "max_num_seqs"), ("arithmetics", "arithmetic")])
+def test_unknown_names(wrong, near):
+    with pytest.raises(TypeError, match=f"{wrong!r}; the nearest one is {near!r}"):
+        EngineArgs.from_kwargs(model="m", **{wrong: 1})
+
+
+def test_who_decides_about_batch_invariance():
+    """The argument, then the environment, then: on."""
+    for argument in (None, False, True):
+        for variable in (None, False, True):
+            decided = argument if argument is not None else variable if variable is not None else True
+            args = EngineArgs("m", batch_invariant=argument)
+            assert args.resolve_arithmetic(Settings(batch_invariant=variable)).batch_invariant is decided
+
+
+@pytest.mark.parametrize(
+    ("options", "drafts", "expected"),
+    [
+        ({}, 0, (4096, 4096)),
+        ({}, 5, (4096, 4096)),
+        ({"max_model_len": 100}, 0, (100, 4096)),
+        ({"max_num_seqs": 1000}, 5, (4096, 6000)),
+        ({"max_num_batched_tokens": 256}, 0, (4096, 256)),
+    ],
+)
+def test_tokens_of_a_step(options, drafts, expected):
+    """As many as the longest prompt, a full decode step, or 4,096 take, unless the caller says."""
+    scheduler = EngineArgs("m", **options).resolve_scheduler(Settings(), 8192, drafts)
+    assert (scheduler.max_model_len, scheduler.max_num_batched_tokens) == expected
+
+
+def test_the_models_own_limit():
+    assert EngineArgs("m").resolve_scheduler(Settings(), 512, 0).max_model_len == 512
+    with pytest.raises(ValueError, match="exceeds the model's own limit of 512"):
+        EngineArgs("m", max_model_len=513).resolve_scheduler(Settings(), 512, 0)
+
+
+def test_pools_hold_every_running_request_or_what_memory_allows():
+    args = EngineArgs("m", max_num_seqs=10, max_model_len=1000)
+    scheduler = args.resolve_scheduler(Settings(), 4096, 0)
+    cache = args.resolve_cache(scheduler, Settings(), 1000, 500, 6)
+    assert (cache.num_blocks, cache.num_state_slots) == (10 * 8 + 1, int(10 * 1.2) + 1)
+    small = EngineArgs("m", max_num_seqs=10, max_model_len=1000, cache_bytes=13 * 500 + 20 * 1000)
+    assert small.resolve_cache(scheduler, Settings(), 1000, 500, 6).num_blocks == 21
+    tiny = EngineArgs("m", max_num_seqs=10, max_model_len=1000, cache_bytes=13 * 500 + 7 * 1000)
+    with pytest.raises(ValueError, match=r"7 usable cache blocks .* which takes 8 blocks of 1000 bytes"):
+        tiny.resolve_cache(scheduler, Settings(), 1000, 500, 6)
+    slots = EngineArgs("m", max_num_seqs=10).resolve_cache(
+        scheduler, Settings(num_state_slots_ratio=2.0), 1000, 500, 6
+    )
+    assert slots.num_state_slots == 21
