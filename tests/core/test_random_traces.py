@@ -21,14 +21,18 @@ class Trace:
         self.random = np.random.default_rng(seed)
         self.config = make_config(**config)
         self.engine = core.EngineCore(self.config)
-        if self.config.use_draft_budget:
-            self.engine.set_step_times(
-                [(1, 1, 1.0), (1, 6, 2.0), (8, 8, 3.0), (8, 48, 9.0)], [(1, 0.9), (8, 2.5)]
-            )
+        self.change_price_of_drafts()
         self.plans: list = []
         self.live: list[int] = []
         self.done: list[int] = []
         self.counts: Counter[str] = Counter()
+
+    def change_price_of_drafts(self) -> None:
+        """Step times by which drafts cost nothing, something, or more than they can bring."""
+        if self.config.use_draft_budget:
+            ms = self.rng.choice([0.0, 0.02, 0.05, 0.1, 20.0])
+            points = [(n, n * rows, 1.0 + n * (rows - 1) * ms) for n in (1, 8) for rows in (1, 6)]
+            self.engine.set_step_times(points, [(1, 0.99), (8, 0.99)])
 
     def add(self) -> None:
         rng = self.rng
@@ -107,7 +111,8 @@ class Trace:
             confidences=self.random.random((seqs, k), np.float32) if k and plan.wants_drafts else None,
         )
         if not plan.is_prefill:
-            self.engine.add_step_time(plan.num_seqs, plan.num_rows, 1e-3 + 9 * self.rng.random())
+            ms = self.engine.step_ms(plan.num_seqs, plan.num_rows)
+            self.engine.add_step_time(plan.num_seqs, plan.num_rows, 1e-3 + ms * self.rng.uniform(0.8, 1.2))
         self.counts["commit"] += 1
         self.counts["finished"] += len(result.finished_ids)
 
@@ -134,6 +139,8 @@ class Trace:
             self.engine.stop(seq_id, self.rng.randint(0, self.engine.num_output_tokens(seq_id)))
         elif choice < 0.19 and self.live:
             self.engine.fail(self.pick(), core.ErrorKind.GRAMMAR)
+        elif choice < 0.192:
+            self.change_price_of_drafts()
         elif choice < 0.195:
             self.counts["discard"] += self.engine.discard_in_flight()
             self.plans.clear()
@@ -206,7 +213,7 @@ def test_random_trace(seed, config):
     if config.get("use_draft_budget"):
         stats = trace.engine.draft_budget_stats()
         assert min(stats.num_full, stats.num_cut, stats.num_none) > 50
-        assert counts["dealt"] > 100 or not config["async_scheduling"], counts
+        assert counts["dealt"] > 25 or not config["async_scheduling"], counts
     if config["async_scheduling"]:
         assert counts["matched"] > 1000, counts
     if config.get("chunked_prefill", True):
