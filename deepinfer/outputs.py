@@ -134,6 +134,19 @@ class RequestMetrics:
     """Draft tokens that were verified."""
     num_accepted_tokens: int = 0
     """Draft tokens that became output."""
+    verified_by_position: list[int] = field(default_factory=list)
+    """Of the verified ones, how many stood at each place in the block of drafts."""
+    accepted_by_position: list[int] = field(default_factory=list)
+    """Of the accepted ones likewise."""
+    num_decode_steps: int = 0
+    """Decode steps that gave it tokens, summed over the completions."""
+    num_decode_tokens: int = 0
+    """The tokens from these steps."""
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Mean output tokens of a decode step; 0 before the first."""
+        return self.num_decode_tokens / self.num_decode_steps if self.num_decode_steps else 0.0
 
 
 @dataclass(repr=False)

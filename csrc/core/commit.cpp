@@ -110,7 +110,11 @@ private:
         const int32_t emitted = count_emitted(num_verified, sequence, s, row);
         const int32_t num_new = append(sequence, row, emitted);
         learn_from_step(sequence, num_new, num_verified, emitted, state_.calibration);
-        if (!plan_.is_prefill()) sequence.num_computed = sequence.length() - 1;
+        if (!plan_.is_prefill()) {
+            sequence.num_computed = sequence.length() - 1;
+            sequence.metrics.num_decode_steps += num_new > 0 ? 1 : 0;
+            sequence.metrics.num_decode_tokens += num_new;
+        }
         if (!sequence.is_finished()) {
             keep_drafts(sequence, s, emitted);
             if (!sequence.is_evicting) give_back_surplus(sequence);

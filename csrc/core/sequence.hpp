@@ -71,6 +71,8 @@ struct SequenceMetrics {
     int32_t num_preemptions = 0;
     int32_t num_cached_tokens = 0;  ///< prompt tokens whose KV was found instead of computed
     int32_t num_positions = 0;      ///< most drafts per step
+    int64_t num_decode_steps = 0;   ///< decode steps that gave it tokens
+    int64_t num_decode_tokens = 0;  ///< tokens from these
     int64_t num_drafted = 0;        ///< drafts proposed
     int64_t num_verified = 0;       ///< drafts that had a row
     int64_t num_accepted = 0;       ///< drafts that were accepted

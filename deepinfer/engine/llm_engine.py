@@ -15,6 +15,7 @@ from deepinfer.engine.executor import Executor
 from deepinfer.engine.intake import Intake, Prompt, Request
 from deepinfer.engine.parts import build_parts
 from deepinfer.engine.stats import EngineStats, StatsLogger, draft_reliability
+from deepinfer.engine.summary import StatsSummary
 from deepinfer.outputs import RequestOutput
 from deepinfer.runtime.model_runner import StepResult
 from deepinfer.sampling.calibration import ReliabilityBin
@@ -135,7 +136,7 @@ class LLMEngine:
         """
         self.check_open()
         try:
-            return self._step()
+            outputs = self._step()
         except BaseException:  # an interrupt or a fault: forget what runs, its sequences are recomputed
             self._in_flight = None
             try:
@@ -144,6 +145,37 @@ class LLMEngine:
                 self.core.discard_in_flight()
                 self._assembler.note_interruption()
             raise
+        self.stats.add_results(outputs)
+        return outputs
+
+    def get_stats(self) -> StatsSummary:
+        """Everything that was counted since the engine started; `print` shows it as a report."""
+        self.check_open()
+        stats, executor = self.stats, self._executor
+        queue_ms, ttft_ms, tpot_ms = stats.request_times.quantiles()
+        return StatsSummary(
+            num_steps=stats.num_steps,
+            num_prefill_steps=stats.num_prefill_steps,
+            num_overlapped_steps=stats.num_overlapped_steps,
+            num_prefill_tokens=stats.num_prefill_tokens,
+            num_output_tokens=stats.num_output_tokens,
+            num_finished_sequences=stats.num_finished,
+            num_preemptions=stats.num_preemptions,
+            num_drafted=stats.num_drafted,
+            num_verified=int(stats.verified_by_position.sum()),
+            num_accepted=int(stats.accepted_by_position.sum()),
+            verified_by_position=tuple(stats.verified_by_position.tolist()),
+            accepted_by_position=tuple(stats.accepted_by_position.tolist()),
+            tokens_per_step=stats.tokens_per_step,
+            host_seconds=dict(stats.timers.seconds),
+            device_seconds=dict(self.model_runner.timers.seconds),
+            device_busy_seconds=executor.busy_seconds,
+            device_idle_seconds=executor.idle_seconds,
+            queue_ms=queue_ms,
+            ttft_ms=ttft_ms,
+            tpot_ms=tpot_ms,
+            reliability=tuple(map(tuple, self.draft_reliability())),
+        )
 
     def draft_reliability(self) -> list[list[ReliabilityBin]]:
         """How the drafter's confidences compare with what came true, by position; see `stats`."""
@@ -158,6 +190,7 @@ class LLMEngine:
         timers = self.stats.timers
         with timers.timed("schedule"):
             plan = self.core.schedule()
+            self.stats.num_overlapped_steps += plan is not None and self._in_flight is not None
             ended = self.core.take_ended()[0]
         if plan is not None:
             with timers.timed("build"):

@@ -184,6 +184,10 @@ class ResultReader:
             num_accepted_tokens=sum(each.num_accepted for each in times),
             num_draft_tokens=sum(each.num_drafted for each in times),
             num_verified_tokens=sum(each.num_verified for each in times),
+            verified_by_position=sum(each.verified_by_position for each in times).tolist(),
+            accepted_by_position=sum(each.accepted_by_position for each in times).tolist(),
+            num_decode_steps=sum(each.num_decode_steps for each in times),
+            num_decode_tokens=sum(each.num_decode_tokens for each in times),
         )
         if all(sample.output is not None for sample in state.samples):
             end = max(each.finish for each in times)

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from deepinfer.engine.summary import RequestTimes
+from deepinfer.outputs import RequestOutput
 from deepinfer.sampling.calibration import ReliabilityBin
 from deepinfer.utils.logging import get_logger
 from deepinfer.utils.timer import Timers
@@ -24,12 +26,15 @@ class EngineStats:
         num_drafted: drafts proposed.
         verified_by_position, accepted_by_position: verified and accepted drafts of each place in the block.
         num_request_steps: decode steps summed over the requests that took part.
+        num_overlapped_steps: steps that were planned while the device ran the one before.
         timers: host time by section of a step: schedule, build, wait, commit, text.
+        request_times: queue time, TTFT and TPOT of finished requests.
     """
 
     def __init__(self, num_draft_tokens: int = 0) -> None:
         self.num_steps = 0
         self.num_prefill_steps = 0
+        self.num_overlapped_steps = 0
         self.num_request_steps = 0
         self.num_prefill_tokens = 0
         self.num_output_tokens = 0
@@ -40,6 +45,7 @@ class EngineStats:
         self.verified_by_position = np.zeros(num_draft_tokens, dtype=np.int64)
         self.accepted_by_position = np.zeros(num_draft_tokens, dtype=np.int64)
         self.timers = Timers()
+        self.request_times = RequestTimes()
 
     @property
     def tokens_per_step(self) -> float:
@@ -61,6 +67,12 @@ class EngineStats:
             if self.verified_by_position.size:
                 self.verified_by_position += commit.verified_by_position
                 self.accepted_by_position += commit.accepted_by_position
+
+    def add_results(self, outputs: list[RequestOutput]) -> None:
+        """Count what a step hands out."""
+        for output in outputs:
+            if output.finished:
+                self.request_times.add(output.metrics)
 
 
 def draft_reliability(core: Any) -> list[list[ReliabilityBin]]:

@@ -18,6 +18,7 @@ from deepinfer.settings import Settings
 
 if TYPE_CHECKING:
     from deepinfer.checkpoint.tokenizer import Tokenizer
+    from deepinfer.engine.summary import StatsSummary
 
 PromptInput = str | Sequence[int] | dict[str, Any]
 
@@ -134,6 +135,10 @@ class LLM:
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
         return self.llm_engine.tokenizer
+
+    def get_stats(self) -> StatsSummary:
+        """Everything the engine counted since it started; `print` shows it as a report."""
+        return self.llm_engine.get_stats()
 
     def close(self) -> None:
         """Free the engine's memory and threads; a second call does nothing."""

@@ -1,0 +1,152 @@
+"""Summary: everything the engine counted, as one plain value that prints as tables."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from deepinfer.outputs import RequestMetrics
+from deepinfer.sampling.calibration import ReliabilityBin
+
+NEWEST_REQUESTS = 4096  # whose times a summary speaks of
+HOST_SECTIONS = ("schedule", "build", "commit", "text")
+DEVICE_SECTIONS = ("forward", "sample", "draft")
+
+
+@dataclass(frozen=True)
+class Quantiles:
+    """A time over the newest requests that have one, milliseconds; NaN where none has."""
+
+    count: int
+    mean: float
+    p50: float
+    p90: float
+    p99: float
+
+    @classmethod
+    def of(cls, values: Iterable[float | None]) -> Quantiles:
+        """Summarise the values that are not None."""
+        known = [value for value in values if value is not None]
+        if not known:
+            return cls(0, *(float("nan"),) * 4)
+        return cls(len(known), float(np.mean(known)), *np.quantile(known, (0.5, 0.9, 0.99)).tolist())
+
+
+class RequestTimes:
+    """Times of the newest finished requests."""
+
+    def __init__(self) -> None:
+        self._newest: deque[tuple[float | None, float | None, float | None]] = deque(maxlen=NEWEST_REQUESTS)
+
+    def add(self, metrics: RequestMetrics) -> None:
+        """Keep what a summary needs of a finished request."""
+        self._newest.append((metrics.queue_ms, metrics.ttft_ms, metrics.tpot_ms))
+
+    def quantiles(self) -> tuple[Quantiles, Quantiles, Quantiles]:
+        """Queue time, time to first token, time per output token."""
+        queue, ttft, tpot = zip(*self._newest) if self._newest else ((), (), ())
+        return Quantiles.of(queue), Quantiles.of(ttft), Quantiles.of(tpot)
+
+
+@dataclass(frozen=True)
+class StatsSummary:
+    """What an engine did since it started. `str()` of it is a report.
+
+    Attributes:
+        num_steps, num_prefill_steps: committed steps.
+        num_overlapped_steps: of these, planned while the device ran the step before.
+        num_prefill_tokens, num_output_tokens, num_finished_sequences, num_preemptions: totals.
+        num_drafted, num_verified, num_accepted: draft tokens.
+        verified_by_position, accepted_by_position: of these at each place in the block of drafts.
+        tokens_per_step: mean output tokens of a request in a decode step; 0 before the first.
+        host_seconds: the host's time by section: schedule, build, commit, text, and `wait` for the device.
+        device_seconds: the device's time by section: forward, sample, draft. On a CPU, of the thread that
+            stands for the device.
+        device_busy_seconds: the device's time in all, with what stands between these sections.
+        device_idle_seconds: of the time between two launches of a run, what the device waited for the host.
+        queue_ms, ttft_ms, tpot_ms: of the newest `NEWEST_REQUESTS` finished requests.
+        reliability: per position, the drafter's estimates against what came true.
+    """
+
+    num_steps: int
+    num_prefill_steps: int
+    num_overlapped_steps: int
+    num_prefill_tokens: int
+    num_output_tokens: int
+    num_finished_sequences: int
+    num_preemptions: int
+    num_drafted: int
+    num_verified: int
+    num_accepted: int
+    verified_by_position: tuple[int, ...]
+    accepted_by_position: tuple[int, ...]
+    tokens_per_step: float
+    host_seconds: Mapping[str, float]
+    device_seconds: Mapping[str, float]
+    device_busy_seconds: float
+    device_idle_seconds: float
+    queue_ms: Quantiles
+    ttft_ms: Quantiles
+    tpot_ms: Quantiles
+    reliability: tuple[tuple[ReliabilityBin, ...], ...]
+
+    @property
+    def host_work_seconds(self) -> float:
+        """The host's time without waiting."""
+        return sum(self.host_seconds.get(section, 0.0) for section in HOST_SECTIONS)
+
+    @property
+    def hidden_host_seconds(self) -> float:
+        """Host work that cost no time, because the device computed meanwhile; 0 without overlap."""
+        if self.num_overlapped_steps == 0:
+            return 0.0
+        return max(0.0, self.host_work_seconds - self.device_idle_seconds)
+
+    def __str__(self) -> str:
+        lines = [
+            f"steps                {self.num_steps} ({self.num_prefill_steps} prefill, "
+            f"{self.num_overlapped_steps} planned under the step before)",
+            f"tokens               {self.num_prefill_tokens} prefilled, {self.num_output_tokens} generated, "
+            f"{self.tokens_per_step:.2f} per decode step of a request",
+            f"sequences            {self.num_finished_sequences} finished, "
+            f"{self.num_preemptions} preemptions",
+        ]
+        for name, times in (("queue", self.queue_ms), ("TTFT", self.ttft_ms), ("TPOT", self.tpot_ms)):
+            lines.append(
+                f"{name + ' ms':20} mean {times.mean:.2f}, p50 {times.p50:.2f}, p90 {times.p90:.2f}, "
+                f"p99 {times.p99:.2f} ({times.count} requests)"
+            )
+        sections = (*HOST_SECTIONS, "wait")
+        lines.append("host s               " + _sections(self.host_seconds, sections))
+        lines.append(
+            "device s             " + _sections(self.device_seconds, DEVICE_SECTIONS) + f", in all "
+            f"{self.device_busy_seconds:.3f}, waiting for the host {self.device_idle_seconds:.3f}"
+        )
+        lines.append(
+            f"host work hidden     {self.hidden_host_seconds:.3f} of {self.host_work_seconds:.3f} seconds"
+        )
+        if self.verified_by_position:
+            lines.append(
+                f"drafts               {self.num_drafted} proposed, {self.num_verified} verified, "
+                f"{self.num_accepted} accepted"
+            )
+            lines.append("draft        verified   accepted   share   estimated   stood   blocks")
+            for place, verified in enumerate(self.verified_by_position):
+                accepted, bins = self.accepted_by_position[place], self.reliability[place]
+                count = sum(each.count for each in bins)
+                estimated, stood = (
+                    sum(each.count * getattr(each, name) for each in bins) / max(count, 1)
+                    for name in ("mean_score", "mean_label")
+                )
+                lines.append(
+                    f"{place + 1:5}     {verified:11}{accepted:11}{accepted / max(verified, 1):8.3f}"
+                    f"{estimated:12.3f}{stood:8.3f}{count:9}"
+                )
+        return "\n".join(lines)
+
+
+def _sections(seconds: Mapping[str, float], names: Iterable[str]) -> str:
+    return ", ".join(f"{name} {seconds.get(name, 0.0):.3f}" for name in names)
