@@ -29,6 +29,7 @@ HERE = Path(__file__).resolve().parent
 MODES: dict[str, dict[str, Any]] = {
     "off": {"num_draft_tokens": 0},
     **{f"fixed {k}": {"num_draft_tokens": k} for k in range(1, 6)},
+    "varlen": {"num_draft_tokens": 5, "use_draft_budget": True},
 }
 MIN_REQUESTS = 12  # of a run; small batches are refilled
 # Quantiles of Student's t for a two-sided 95 % interval, by degrees of freedom.
@@ -116,7 +117,7 @@ def main() -> None:
     parser.add_argument(
         "--model", default=str(HERE / "v41-tiny"), help="checkpoint; the bundled one by default"
     )
-    parser.add_argument("--batch", type=int, nargs="+", default=[1, 4, 16], help="requests at once")
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 4, 16, 64], help="requests at once")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--tokens", type=int, default=64, help="output tokens of a request")
     parser.add_argument("--repeats", type=int, default=5, help="rounds over all modes")

@@ -26,12 +26,14 @@ from typing import Any
 from deepinfer.entrypoints.llm import LLM
 from deepinfer.sampling_params import SamplingParams
 from deepinfer.settings import Settings
+from tests.support.curves import believed
 from tests.support.engines import WatchedCore, assert_idle, facts, make_llm, watched
 from tests.support.paths import ROOT
 
 SPECULATION: dict[str, dict[str, Any]] = {
     "off": {"num_draft_tokens": 0},
     **{f"fixed {k}": {"num_draft_tokens": k} for k in range(1, 6)},
+    "varlen": {"num_draft_tokens": 5, "use_draft_budget": True},
 }
 STYLES: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
@@ -186,6 +188,7 @@ class Report:
     Attributes:
         results: one entry per request, all that a caller can see.
         num_verified, num_accepted: drafts.
+        num_cut: steps that verified some of the drafts at hand.
         num_preempted: by hand; num_evicted: by the scheduler, for lack of blocks.
     """
 
@@ -196,6 +199,7 @@ class Report:
     tokens_per_step: float
     num_verified: int
     num_accepted: int
+    num_cut: int
     num_preempted: int
     num_evicted: int
     num_overlapped: int
@@ -208,6 +212,7 @@ class Report:
             "drafts are verified": (self.num_verified > 0) == is_drafting,
             "drafts are accepted": (self.num_accepted > 0) == is_drafting,
             "drafts are rejected": (self.num_verified > self.num_accepted) == is_drafting,
+            "verify lengths vary": (self.num_cut > 0) == (cell.speculation == "varlen"),
             "steps overlap": (self.num_overlapped > 0) == cell.is_async,
             "sequences are preempted": (self.num_preempted > 0) == cell.is_preempted,
             "the pool is too small": (self.num_evicted > 0) == (cell.is_preempted and cell.is_batched),
@@ -254,6 +259,7 @@ def run(cell: Cell, work: Work) -> Report:
         options["num_blocks"] = 1 + SMALL_POOL
     rate = PREEMPTION_RATE if cell.is_preempted else 0.0
     with (
+        believed("modest"),
         make_llm("v41-tiny", settings=cell.settings, **options) as llm,
         watched(llm, DisturbedCore, rate) as core,
     ):
@@ -270,6 +276,7 @@ def run(cell: Cell, work: Work) -> Report:
             tokens_per_step=stats.tokens_per_step,
             num_verified=sum(output.metrics.num_verified_tokens for output in outputs),
             num_accepted=sum(output.metrics.num_accepted_tokens for output in outputs),
+            num_cut=core.draft_budget_stats().num_cut,
             num_preempted=core.num_preempted,
             num_evicted=sum(len(plan.preempted_ids) for plan in core.plans),
             num_overlapped=core.num_overlapped,

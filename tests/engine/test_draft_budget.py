@@ -6,51 +6,22 @@ import contextlib
 import random
 from collections.abc import Iterator
 from typing import Any
-from unittest import mock
 
 import pytest
 
-from deepinfer.engine import parts
-from deepinfer.runtime.step_time import StepSize, StepTimes
 from deepinfer.sampling_params import SamplingParams
 from deepinfer.settings import Settings
 from tests.engine.matrix import bundled_prompts
+from tests.support.curves import CURVES, believed
 from tests.support.engines import PLAIN_STEPS, WatchedCore, facts, generate, greedy, make_llm, watched
-
-FAR = 1e6  # ms: beside such steps the real ones take no time, so no measurement corrects the curve
-
-
-def flat(size: StepSize) -> float:
-    return FAR
-
-
-def modest(size: StepSize) -> float:
-    """Half of a plain step for each draft of one request, much less in a batch."""
-    return FAR * (2 + 0.3 * size.num_tokens)
-
-
-def steep(size: StepSize) -> float:
-    return FAR * size.num_tokens
-
-
-def without_drafting(size: StepSize) -> float:
-    """Proposing drafts takes as long as the step itself."""
-    return FAR * size.num_tokens * (2 if size.is_drafted else 1)
-
-
-CURVES = {"flat": flat, "modest": modest, "steep": steep, "without drafting": without_drafting}
 
 
 @contextlib.contextmanager
 def make(curve: str, **changes: Any) -> Iterator[Any]:
     """An engine that believes in a curve."""
     settings = Settings(**{"use_draft_budget": True, **changes.pop("settings", {})})
-
-    def measured(run: Any, sizes: list[StepSize]) -> StepTimes:
-        return StepTimes({size: CURVES[curve](size) for size in sizes})
-
     with (
-        mock.patch.object(parts, "measure", measured),
+        believed(curve),
         make_llm(settings=settings, **{"max_num_seqs": 8, "max_model_len": 512, **changes}) as llm,
     ):
         yield llm

@@ -189,6 +189,7 @@ def test_a_cell_that_does_not_do_what_it_says_is_noticed():
     for change, words in (
         ({"num_accepted": report.num_verified}, "rejected"),
         ({"num_verified": 0, "num_accepted": 0}, "verified"),
+        ({"num_cut": 1}, "lengths"),
         ({"num_overlapped": 1}, "overlap"),
         ({"num_preempted": 1}, "preempted"),
         ({"num_evicted": 1}, "pool"),
