@@ -49,8 +49,8 @@ class OutputAssembler:
         """Requests whose result has not been returned."""
         return len(self._states)
 
-    def add(self, request: Request, *, stream: bool) -> None:
-        """Queue a request's sequences.
+    def add(self, request: Request, *, stream: bool) -> list[int]:
+        """Queue a request's sequences; returns their ids.
 
         Raises:
             ValueError: the id is in use, or the core says that it can never fit; nothing was queued.
@@ -71,6 +71,7 @@ class OutputAssembler:
             self._states.pop(request.request_id, None)
             self._forget(seq_ids)
             raise
+        return seq_ids
 
     def abort(self, request_id: str) -> bool:
         """End a request; its result, with what it has so far, comes from the next `collect`.

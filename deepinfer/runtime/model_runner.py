@@ -38,6 +38,7 @@ class StepResult:
     num_emitted: np.ndarray | None = None  # [S] int32, decode steps
     drafts: np.ndarray | None = None  # [S, k] int32
     confidences: np.ndarray | None = None  # [S, k] float32
+    confidence_logits: np.ndarray | None = None  # [S, k] float32 raw, where the runner keeps them
     device_ms: float = 0.0  # time that the device worked on the step
 
     def as_arrays(self) -> dict[str, np.ndarray | None]:
@@ -67,6 +68,9 @@ class ModelRunner:
         confidence_scale: [num_draft_tokens] turns the drafter's logits into confidences.
         eos_token_id: the checkpoint's end of sequence.
         ngram_vocab: None when the model hashes no n-grams.
+
+    Attributes:
+        keeps_confidence_logits: whether results hold the drafter's raw logits too, for calibration.
     """
 
     def __init__(
@@ -95,6 +99,7 @@ class ModelRunner:
         self._batch: Batch | None = None
         self._output: ForwardOutput | None = None
         self._last: DeviceStep | None = None  # what the previous step left
+        self.keeps_confidence_logits = False
         self.timers = Timers()
 
     @torch.inference_mode()
@@ -139,14 +144,14 @@ class ModelRunner:
         with self.timers.timed("sample"):
             chosen = self._choose(output.hidden_states, inputs, self._ratio_verifier(batch, inputs))
             verified = self._verify(batch, chosen, inputs)
-        drafts, confidences = None, None
+        drafted = _Drafted(None, None, None)
         if self._drafter is not None:
             with self.timers.timed("draft"):
                 self._drafter.store_context(output.features, output.feature_rows, batch, self._caches)
                 if wants_drafts:
-                    drafts, confidences = self._propose(batch, inputs, verified)
+                    drafted = self._propose(batch, inputs, verified)
         self._batch = self._output = None
-        self._last = DeviceStep(verified.emitted, verified.num_emitted, drafts, confidences)
+        self._last = DeviceStep(verified.emitted, verified.num_emitted, drafted.tokens, drafted.confidences)
         return StepResult(
             token_ids=_host(chosen.token_ids),
             faults=_host(chosen.faults),
@@ -155,8 +160,9 @@ class ModelRunner:
             top_ids=_host(chosen.top_ids),
             top_logprobs=_host(chosen.top_logprobs),
             num_emitted=None if batch.is_prefill else _host(verified.num_emitted),
-            drafts=_host(drafts),
-            confidences=_host(confidences),
+            drafts=_host(drafted.tokens),
+            confidences=_host(drafted.confidences),
+            confidence_logits=_host(drafted.logits) if self.keeps_confidence_logits else None,
         )
 
     def reset(self) -> None:
@@ -206,11 +212,12 @@ class ModelRunner:
         emitted = torch.where(place <= run[:, None], chosen.token_ids[rows.long()], 0)
         return _Verified(emitted, run + 1, first + run)
 
-    def _propose(self, batch: Batch, inputs: SamplingInputs, verified: _Verified) -> tuple[Tensor, Tensor]:
-        """Drafts and confidences, [S, k] each; 0 where a sequence has sampled nothing."""
+    def _propose(self, batch: Batch, inputs: SamplingInputs, verified: _Verified) -> _Drafted:
+        """The next step's drafts."""
         num_seqs, width = batch.num_seqs, self._num_draft_tokens
         drafts = batch.input_ids.new_zeros(num_seqs, width)
         confidences = torch.zeros(num_seqs, width, device=drafts.device)
+        drafted = _Drafted(drafts, confidences, torch.zeros_like(confidences))
         offsets = inputs.host["row_offsets"]
         # A prefill's sequences with an output row may still be scoring their prompt only.
         seqs = verified.num_emitted.nonzero().squeeze(1) if batch.is_prefill else slice(None)
@@ -218,7 +225,7 @@ class ModelRunner:
         host_seqs = seqs.cpu().numpy() if batch.is_prefill else slice(None)
         final = verified.final_rows[seqs].long()
         if final.shape[0] == 0:
-            return drafts, confidences
+            return drafted
         chooser = DraftChooser(
             self._sampler,
             inputs,
@@ -237,11 +244,12 @@ class ModelRunner:
             width,
         )
         drafts[seqs] = proposal.tokens
+        drafted.logits[seqs] = proposal.confidence_logits
         estimates = self._confidence_scale.confidences(proposal.confidence_logits)
         # Nothing behind a drafted end of sequence is worth verifying.
         ends = proposal.tokens == self._eos_token_id
         confidences[seqs] = estimates.masked_fill(ends.cumsum(1) - ends.long() > 0, 0.0)
-        return drafts, confidences
+        return drafted
 
 
 @dataclass(frozen=True)
@@ -251,6 +259,15 @@ class _Verified:
     emitted: Tensor  # [S, k + 1] int32 accepted drafts, then the sampled token; 0 behind
     num_emitted: Tensor  # [S] int32
     final_rows: Tensor  # [S] int32 output row that drew the last of them
+
+
+@dataclass(frozen=True)
+class _Drafted:
+    """A proposal for each sequence, [S, k] each; 0 where it has sampled nothing, None without a proposal."""
+
+    tokens: Tensor | None
+    confidences: Tensor | None
+    logits: Tensor | None  # raw ones of the confidences
 
 
 def _concatenate(parts: list[SampleResult]) -> SampleResult:

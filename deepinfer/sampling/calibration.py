@@ -13,6 +13,7 @@ blocks are run at full length. Pure numpy; nothing here knows an engine.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -71,6 +72,10 @@ class Blocks:
         """[N] bool: whether drafts 0 ... position were all accepted; meaningful where `known`."""
         return self.num_accepted > position
 
+    def select(self, chosen: np.ndarray) -> Blocks:
+        """The blocks of a mask or of indices."""
+        return Blocks(self.logits[chosen], self.num_accepted[chosen], self.num_observed[chosen])
+
 
 @dataclass(frozen=True)
 class Calibration:
@@ -79,7 +84,7 @@ class Calibration:
     Attributes:
         temperatures, offsets: [k] float64.
         needed_offset: [k] bool, positions where temperatures alone failed: the best was an end of the grid,
-            for none moves a confidence across 1/2. There an offset is fitted too.
+            for none moves a confidence across 1/2. There an offset is fitted in any case.
         is_at_grid_end: [k] bool, positions where the best is an end of the grid even so: retrain the head.
     """
 
@@ -107,6 +112,7 @@ class PositionReport:
     acceptance: float  # mean label
     survival: float  # mean estimate
     ece: float
+    log_loss: float
     auroc: float
 
 
@@ -148,6 +154,15 @@ def expected_calibration_error(scores: np.ndarray, labels: np.ndarray, num_bins:
     return float(np.abs(score_sums - label_sums).sum() / len(scores))
 
 
+def log_loss(scores: np.ndarray, labels: np.ndarray) -> float:
+    """Mean of -log of the probability that the estimates give to what happened.
+
+    Unlike the calibration error it cannot be lowered by estimates that are all the same.
+    """
+    scores = np.clip(scores, _SCORE_EDGE, 1.0 - _SCORE_EDGE)
+    return float(-np.log(np.where(labels, scores, 1.0 - scores)).mean())
+
+
 def auroc(scores: np.ndarray, labels: np.ndarray, num_bins: int = AUROC_BINS) -> float:
     """Area under the ROC curve from a histogram; scores of one bin count as ties. NaN with one class only."""
     count, _, positive = _bins(scores, labels, num_bins)
@@ -169,9 +184,30 @@ def reliability_table(
     return table
 
 
+def reliability_text(columns: Mapping[str, Sequence[ReliabilityBin]]) -> str:
+    """Tables of equal bins side by side: how many estimates, their mean, the share that came true.
+
+    Rows that are empty in all columns are left out.
+    """
+    width = max(24, *(len(name) for name in columns))
+    lines = ["estimate     " + "  ".join(f"{name:>{width}}" for name in columns)]
+    for bins in zip(*columns.values(), strict=True):
+        if any(each.count for each in bins):
+            cells = (f"{each.count:8d}  {each.mean_score:6.3f}  {each.mean_label:6.3f}" for each in bins)
+            row = "  ".join(f"{cell:>{width}}" for cell in cells)
+            lines.append(f"{bins[0].low:.2f} - {bins[0].high:.2f}  {row}")
+    return "\n".join(lines)
+
+
 def report(blocks: Blocks, calibration: Calibration, num_bins: int = REPORT_BINS) -> list[PositionReport]:
     """One entry per position, over the blocks that have a label there."""
-    survivals = calibration.survivals(blocks.logits)
+    return report_survivals(blocks, calibration.survivals(blocks.logits), num_bins)
+
+
+def report_survivals(
+    blocks: Blocks, survivals: np.ndarray, num_bins: int = REPORT_BINS
+) -> list[PositionReport]:
+    """The same of estimates that are given: [N, k]."""
     entries = []
     for position in range(blocks.num_positions):
         known = blocks.known(position)
@@ -182,18 +218,20 @@ def report(blocks: Blocks, calibration: Calibration, num_bins: int = REPORT_BINS
                 acceptance=float(labels.mean()),
                 survival=float(scores.mean()),
                 ece=expected_calibration_error(scores, labels, num_bins),
+                log_loss=log_loss(scores, labels),
                 auroc=auroc(scores, labels),
             )
         )
     return entries
 
 
-def fit(blocks: Blocks, num_bins: int = FIT_BINS) -> Calibration:
+def fit(blocks: Blocks, num_bins: int = FIT_BINS, *, always_offset: bool = False) -> Calibration:
     """Fits every position, left to right; a position's numbers never change once they are found.
 
     The temperature of the grid with the smallest calibration error of the survival wins, the lowest one among
     equals. One at an end of the grid is a failure: then each temperature gets the offset with which the mean
     confidence over blocks whose earlier drafts stood is their acceptance rate, and the best pair wins.
+    With `always_offset` that is done at every position.
 
     Raises:
         ValueError: when no block has a label at some position.
@@ -209,7 +247,7 @@ def fit(blocks: Blocks, num_bins: int = FIT_BINS) -> Calibration:
         offsets = np.zeros(len(GRID))
         choice = _best(survival[known], logits[known], labels[known], offsets, num_bins)
         needs_offset = choice in (0, last)
-        if needs_offset:
+        if needs_offset or always_offset:
             tested = known & (blocks.num_accepted >= position)
             offsets = np.array([_matching_offset(logits[tested] / t, labels[tested]) for t in GRID])
             choice = _best(survival[known], logits[known], labels[known], offsets, num_bins)
@@ -218,6 +256,34 @@ def fit(blocks: Blocks, num_bins: int = FIT_BINS) -> Calibration:
         survival = survival * sigmoid(logits / temperature + offset)
     temperatures, offsets, needed, at_end = zip(*fitted)
     return Calibration(np.array(temperatures), np.array(offsets), np.array(needed), np.array(at_end))
+
+
+def held_out_survivals(
+    blocks: Blocks, sources: np.ndarray, num_folds: int, *, always_offset: bool = False
+) -> np.ndarray:
+    """Estimates of fits that have not seen the block's source: what a fit is worth on new prompts.
+
+    Sources are dealt to the folds in turn, in ascending order; each fold is estimated by a fit of all others.
+
+    Args:
+        sources: [N] int numbers; blocks of one number are never on both sides.
+        num_folds: 2 or more, at most the number of sources.
+        always_offset: as `fit`.
+
+    Returns:
+        [N, k] survivals.
+
+    Raises:
+        ValueError: as `fit`.
+    """
+    numbers, places = np.unique(sources, return_inverse=True)
+    assert 2 <= num_folds <= len(numbers), f"{num_folds=} {len(numbers)=}"
+    survivals = np.empty_like(blocks.logits)
+    for fold in range(num_folds):
+        held_out = places % num_folds == fold
+        others = fit(blocks.select(~held_out), always_offset=always_offset)
+        survivals[held_out] = others.survivals(blocks.logits[held_out])
+    return survivals
 
 
 def _best(

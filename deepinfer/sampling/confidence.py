@@ -19,6 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tilelang_ops.common.numerics import sigmoid
+
 FILE_FORMAT = "deepinfer-confidence-1"
 MIN_TEMPERATURE = 1e-5
 MAX_LOGIT = 60.0
@@ -43,7 +45,7 @@ class ConfidenceScale:
 
     def confidences(self, logits: Tensor) -> Tensor:
         """[n, k] float32 raw logits -> [n, k] float32 probabilities."""
-        return torch.sigmoid((logits / self.temperatures + self.offsets).clamp(-MAX_LOGIT, MAX_LOGIT))
+        return sigmoid((logits / self.temperatures + self.offsets).clamp(-MAX_LOGIT, MAX_LOGIT))
 
 
 def resolve_confidence_scale(

@@ -18,6 +18,7 @@ EXCEPTIONS = {
     ("models", "runtime.batch"),
     ("models", "runtime.caches"),
     ("checkpoint", "models.registry"),
+    ("calibrate", "entrypoints.calibrate"),
 }
 FILES = sorted(path for top in ("deepinfer", "tilelang_ops") for path in (ROOT / top).rglob("*.py"))
 

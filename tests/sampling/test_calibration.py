@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from statistics import NormalDist
 
 import numpy as np
@@ -15,7 +16,10 @@ from deepinfer.sampling.calibration import (
     auroc,
     expected_calibration_error,
     fit,
+    held_out_survivals,
+    log_loss,
     reliability_table,
+    reliability_text,
     report,
     sigmoid,
 )
@@ -130,6 +134,64 @@ def test_labels_beyond_a_cut_do_not_count():
     assert entries[4].acceptance == pytest.approx(0.2662, abs=0.01)
 
 
+def test_log_loss():
+    expected = -(np.log(0.9) + np.log(0.8) + np.log(0.25)) / 3
+    assert log_loss(np.array([0.9, 0.2, 0.25]), np.array([1, 0, 1])) == pytest.approx(expected, abs=1e-12)
+    assert log_loss(np.array([0.0]), np.array([True])) == pytest.approx(-np.log(1e-8)), "finite"
+
+
+def test_fit_is_the_best_of_all_temperatures_one_position_after_the_other():
+    """Against a search in plain Python, sums written out."""
+    rng = np.random.default_rng(4)
+    logits = rng.normal(0.5, 1.5, (300, 2))
+    stands = np.cumprod(rng.random((300, 2)) < sigmoid(logits / 1.7), axis=1)
+    observed = rng.integers(1, 3, 300)
+    blocks = Blocks(logits, np.minimum(stands.sum(1), observed), observed)
+
+    def error(position: int, temperatures: list[float]) -> float:
+        bins = [[0, 0.0, 0.0] for _ in range(15)]
+        for row in range(300):
+            if observed[row] > position:
+                score = 1.0
+                for value, temperature in zip(logits[row], temperatures):
+                    score *= 1 / (1 + math.exp(-value / temperature))
+                place = bins[min(int(score * 15), 14)]
+                place[0] += 1
+                place[1] += score
+                place[2] += float(stands[row, position])
+        total = sum(count for count, _, _ in bins)
+        return sum(n / total * abs(a / n - b / n) for n, a, b in bins if n)
+
+    chosen: list[float] = []
+    for position in range(2):
+        grid = [10 ** (-1 + step / 20) for step in range(41)]
+        errors = [error(position, [*chosen, temperature]) for temperature in grid]
+        chosen.append(grid[errors.index(min(errors))])
+    found = fit(blocks)
+    assert found.temperatures.tolist() == pytest.approx(chosen)
+    assert report(blocks, found, 15)[1].ece == pytest.approx(error(1, chosen))
+
+
+def test_held_out_estimates_come_from_fits_of_the_other_sources():
+    whole = published().select(np.arange(3000))
+    sources = np.arange(3000) % 7 * 10
+    survivals = held_out_survivals(whole, sources, 3)
+    for fold in ((0, 30, 60), (10, 40), (20, 50)):
+        held_out = np.isin(sources, fold)
+        expected = fit(whole.select(~held_out)).survivals(whole.logits[held_out])
+        assert (survivals[held_out] == expected).all()
+    assert (survivals != fit(whole).survivals(whole.logits)).any()
+
+
+def test_reliability_text():
+    table = reliability_table(np.array([0.05, 0.12, 0.55, 0.62, 0.97]), np.array([0, 1, 1, 0, 1]), 10)
+    lines = reliability_text({"before": table, "after, elsewhere": table}).split("\n")
+    assert len(lines) == 6, "no empty rows"
+    assert lines[0].split() == ["estimate", "before", "after,", "elsewhere"]
+    assert lines[3].split() == ["0.50", "-", "0.60"] + ["1", "0.550", "1.000"] * 2
+    assert len({len(line) for line in lines}) == 1
+
+
 def shifted_head(offset: float) -> Blocks:
     """One position; confidences of a head that is right but for a constant."""
     rng = np.random.default_rng(1)
@@ -145,6 +207,18 @@ def test_an_offset_is_fitted_where_temperatures_fail():
     assert found.temperatures[0] == pytest.approx(1, rel=0.3)
     assert found.offsets[0] == pytest.approx(2.5, abs=0.5)
     assert report(blocks, found)[0].ece < 0.02 < 0.2 < report(blocks, Calibration.identity(1))[0].ece
+
+
+def test_an_offset_can_be_asked_for():
+    """A head that is a little off: temperatures do what they can, an offset does better."""
+    blocks = shifted_head(0.6)
+    found, with_offset = fit(blocks), fit(blocks, always_offset=True)
+    assert not found.needed_offset.any() and not found.offsets.any() and not with_offset.needed_offset.any()
+    assert with_offset.temperatures[0] == pytest.approx(1, rel=0.3)
+    assert with_offset.offsets[0] == pytest.approx(0.6, abs=0.3)
+    (before,), (after,) = report(blocks, found), report(blocks, with_offset)
+    assert after.ece < before.ece and after.log_loss < before.log_loss
+    assert after.survival == pytest.approx(after.acceptance, abs=1e-3)
 
 
 def test_a_head_that_knows_nothing_is_reported():

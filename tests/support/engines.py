@@ -35,11 +35,16 @@ def _load_once(checkpoint: Any, arithmetic: Any, **options: Any) -> Any:
     return _loaded[key]
 
 
+def shared_weights() -> Any:
+    """While it is entered, engines take the one copy of a model's weights."""
+    return mock.patch.object(parts, "load_model", _load_once)
+
+
 def make_llm(name: str = "v41-tiny", *, settings: Settings | None = None, **kwargs: Any) -> LLM:
     """An `LLM` over "v41-tiny" or "tiny-quant"; small pools unless `kwargs` say otherwise."""
     kwargs.setdefault("max_num_seqs", 32)
     kwargs.setdefault("max_model_len", 1024)
-    with mock.patch.object(parts, "load_model", _load_once):
+    with shared_weights():
         return LLM(str(MODELS[name]), settings=settings or Settings(), **kwargs)
 
 
