@@ -1,0 +1,1 @@
+"""The KV store, its backends, and the hand-off of sequences between processes."""
