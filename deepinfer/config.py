@@ -7,6 +7,7 @@ checkpoint's own numbers live in the model's typed config. Nothing here imports 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,22 @@ ARITHMETICS: dict[str, Arithmetic] = {
         Arithmetic("plain", "float32", False, False),
     )
 }
+
+
+class ReplayMode(StrEnum):
+    """Bounded replay: what a prefill computes of the decoder's part of a prompt (doc/replay.md)."""
+
+    OFF = "off"  # what its output depends on: exact
+    MASK = "mask"  # everything, with the windows that COMPACT has; a debugging aid
+    COMPACT = "compact"  # the newest tokens, whose windows begin with the first of them
+
+
+@dataclass(frozen=True)
+class ReplayConfig:
+    """Bounded replay, with `keep_tokens` of a prompt going through the decoder; 0 when it is off."""
+
+    mode: ReplayMode = ReplayMode.OFF
+    keep_tokens: int = 0
 
 
 @dataclass(frozen=True)

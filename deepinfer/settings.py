@@ -169,6 +169,20 @@ class Settings:
         "Never less than the drafter's block + 1.",
         "the drafter's block + 1",
     )
+    replay_mode: str = env(
+        "DEEPINFER_YOCO_PREFILL_TRUNCATION_MODE",
+        "off",
+        _choice("off", "mask", "compact"),
+        "Bounded replay: compact runs only the newest tokens of a prompt through the decoder layers, "
+        "close to the exact result (off) and cheaper; mask gives the result of compact at full cost.",
+    )
+    replay_keep_tokens: int = env(
+        "DEEPINFER_YOCO_PREFILL_KEEP_TOKENS",
+        0,
+        _integer(0),
+        "Tokens of a prompt that bounded replay keeps: at least the window and the positions that a step may "
+        "take back, 134 with this model's drafter; 140 is usual. Without effect when the mode is off.",
+    )
     use_async_scheduling: bool | None = env(
         "DEEPINFER_ZERO_OVERHEAD_SCHEDULING",
         None,
@@ -296,9 +310,6 @@ WITHOUT_EFFECT: dict[str, str] = {
     ),
     **_without_effect("it is read from the checkpoint", "ENGRAM_PAD_TOKEN"),
     **_without_effect("this quantity is not computed", "COMPUTE_SUM_SMALLER_PROBS"),
-    **_without_effect(
-        "prompts are always computed exactly", "YOCO_PREFILL_TRUNCATION_MODE YOCO_PREFILL_KEEP_TOKENS"
-    ),
     **_without_effect("there is no KV store", "PREFILL_STORE_EXTRA_STATE PREFILL_STORE_EXTRA_SIZE"),
     **_without_effect(
         "there is no structured output",

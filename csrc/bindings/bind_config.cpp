@@ -114,7 +114,9 @@ void bind_config(py::module_& module) {
         .def_readwrite("max_ngram", &CoreConfig::max_ngram, "columns of ngram_ids")
         .def_readwrite("image_token_begin", &CoreConfig::image_token_begin,
                        "ids [begin, end) are image tokens")
-        .def_readwrite("image_token_end", &CoreConfig::image_token_end);
+        .def_readwrite("image_token_end", &CoreConfig::image_token_end)
+        .def_readwrite("replay_keep_tokens", &CoreConfig::replay_keep_tokens,
+                       "bounded replay: newest tokens of a prompt that decoder windows begin with; 0: all");
     py::class_<SequenceParams>(module, "SequenceParams", "What a caller asks of one sequence.")
         .def(py::init(&from_keywords<SequenceParams>))
         .def_readwrite("max_tokens", &SequenceParams::max_tokens,

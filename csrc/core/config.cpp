@@ -26,6 +26,7 @@ void CoreConfig::validate() const {
     require_at_least("num_state_slots", num_state_slots, 2, "slot 0 is reserved");
     require_at_least("vocab_size", vocab_size, 0, "0 checks nothing");
     require_at_least("num_draft_tokens", num_draft_tokens, 0, "drafts per sequence");
+    require_at_least("replay_keep_tokens", replay_keep_tokens, 0, "0 keeps all");
     if (num_draft_tokens > kMaxDrafts) {
         throw std::invalid_argument(
             concat("num_draft_tokens=", num_draft_tokens, " must be <= ", kMaxDrafts));

@@ -12,6 +12,7 @@ void add_kv_layout(const StepPlan& plan, Layout& layout) {
     layout.add("state_slots", DataType::kInt32, num_seqs);
     layout.add("total_lens", DataType::kInt32, num_seqs);
     layout.add("keep_all", DataType::kInt32, num_seqs);
+    layout.add("window_starts", DataType::kInt32, num_seqs);
     layout.add("block_tables", DataType::kInt32, num_seqs, plan.max_blocks);
 }
 
@@ -22,6 +23,7 @@ void fill_kv_inputs(const CoreConfig& config, const StepPlan& plan, BufferWriter
     int32_t* state_slots = writer.next<int32_t>("state_slots");
     int32_t* total_lens = writer.next<int32_t>("total_lens");
     int32_t* keep_all = writer.next<int32_t>("keep_all");
+    int32_t* window_starts = writer.next<int32_t>("window_starts");
     int32_t* table = writer.next<int32_t>("block_tables");
     int32_t row = 0;
     *cu_seqlens_q++ = 0;
@@ -36,6 +38,7 @@ void fill_kv_inputs(const CoreConfig& config, const StepPlan& plan, BufferWriter
         *total_lens++ = plan.is_prefill() ? entry.known_length : entry.end();
         // Rows that were scored before a preemption are history of the ones that still are to be.
         *keep_all++ = plan.is_prefill() && entry.sequence->still_scores() ? 1 : 0;
+        *window_starts++ = entry.sequence->replay_start(config.replay_keep_tokens);
         const std::vector<int32_t>& blocks = entry.sequence->blocks;
         const size_t used = std::min(blocks.size(), static_cast<size_t>(config.blocks_for(entry.max_end())));
         int32_t* const end = table + plan.max_blocks;

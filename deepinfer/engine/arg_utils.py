@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from types import NoneType
 from typing import Any
 
-from deepinfer.config import ARITHMETICS, Arithmetic, CacheConfig, SchedulerConfig
+from deepinfer.config import ARITHMETICS, Arithmetic, CacheConfig, ReplayConfig, ReplayMode, SchedulerConfig
 from deepinfer.engine.engine_type import EngineType
+from deepinfer.models.base import ModelSpec
 from deepinfer.sampling_params import check_verification
 from deepinfer.settings import Settings
 
@@ -198,6 +199,29 @@ class EngineArgs:
             stop_preempted_request=self.stop_preempted_request,
             num_draft_tokens=num_draft_tokens,
         )
+
+    @staticmethod
+    def resolve_replay(settings: Settings, spec: ModelSpec, max_backtracking: int) -> ReplayConfig:
+        """Bounded replay of the model's decoder windows.
+
+        Raises:
+            ValueError: when so few tokens are kept that a step that takes drafts back could miss some.
+        """
+        mode, keep = ReplayMode(settings.replay_mode), settings.replay_keep_tokens
+        if mode is ReplayMode.OFF:
+            return ReplayConfig()
+        name = f"DEEPINFER_YOCO_PREFILL_TRUNCATION_MODE={mode}"
+        windows = [w.window for w in spec.windows if spec.first_decoder_layer <= w.layer_id < spec.num_layers]
+        if not windows:
+            raise ValueError(f"{name}: this model has no decoder layer with a window; set it to off")
+        least = max(windows) + max_backtracking
+        if keep < least:
+            raise ValueError(
+                f"DEEPINFER_YOCO_PREFILL_KEEP_TOKENS={keep} is less than {least} tokens, the window of "
+                f"{max(windows)} and the {max_backtracking} that a step may take back, which {name} needs: "
+                f"keep {max(least, 140)} tokens, or set the mode to off"
+            )
+        return ReplayConfig(mode, keep)
 
     def resolve_cache(
         self,

@@ -14,7 +14,7 @@ import torch
 from deepinfer import __version__, native
 from deepinfer.checkpoint.loader import Checkpoint, load_model, load_tokenizer, open_checkpoint
 from deepinfer.checkpoint.tokenizer import Tokenizer
-from deepinfer.config import Arithmetic, CacheConfig, SchedulerConfig
+from deepinfer.config import Arithmetic, CacheConfig, ReplayConfig, SchedulerConfig
 from deepinfer.engine.arg_utils import BLOCK_SIZE, EngineArgs
 from deepinfer.models.base import ModelSpec
 from deepinfer.ops import cpu
@@ -85,10 +85,11 @@ def build_parts(args: EngineArgs, settings: Settings) -> EngineParts:
     layout = CacheLayout.build(
         spec, release=arithmetic.release_caches, block_size=BLOCK_SIZE, max_backtracking=backtracking
     )
+    replay = args.resolve_replay(settings, spec, backtracking)
     cache = args.resolve_cache(scheduler, settings, layout.block_bytes, layout.slot_bytes, backtracking)
     core_module = native.load_core()
     core = core_module.EngineCore(
-        _core_config(core_module, args, settings, scheduler, cache, checkpoint, spec, use_async)
+        _core_config(core_module, args, settings, scheduler, cache, replay, checkpoint, spec, use_async)
     )
     ngram_vocab = None
     if spec.max_ngram:
@@ -134,7 +135,7 @@ def build_parts(args: EngineArgs, settings: Settings) -> EngineParts:
         core_module=core_module,
         core=core,
         runner=runner,
-        builder=BatchBuilder(core, device),
+        builder=BatchBuilder(core, device, replay.mode),
         use_async=use_async,
         use_draft_budget=use_draft_budget,
     )
@@ -209,6 +210,7 @@ def _core_config(
     settings: Settings,
     scheduler: SchedulerConfig,
     cache: CacheConfig,
+    replay: ReplayConfig,
     checkpoint: Checkpoint,
     spec: ModelSpec,
     use_async: bool,
@@ -236,5 +238,6 @@ def _core_config(
         flops_per_token=spec.flops_per_token,
         image_token_begin=image_token,
         image_token_end=image_token + 1,
+        replay_keep_tokens=replay.keep_tokens,
     )
     return config

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from deepinfer.config import ReplayMode
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -28,9 +30,13 @@ class Batch:
     block_tables: Tensor  # [S, max_blocks] 0 where unused
     total_lens: Tensor  # [S] tokens known of the sequence; decides which decoder rows nobody reads
     keep_all: Tensor  # [S] 1 when every row's output is wanted (prompt log-probabilities)
+    window_starts: Tensor  # [S] first position that decoder windows see, with bounded replay
     output_rows: Tensor  # [R] rows whose final hidden state is wanted, ascending
     max_seqlen_k: int  # max(seqlens_k), known on the host
     is_prefill: bool
+    replay: ReplayMode = (
+        ReplayMode.OFF
+    )  # what a prefill computes of the decoder; OFF heeds no `window_starts`
 
     @property
     def num_rows(self) -> int:
@@ -44,5 +50,5 @@ class Batch:
     @functools.cache
     def tensor_names(cls) -> tuple[str, ...]:
         """Names of the tensors, which are those of the arrays that the C++ core fills."""
-        hosts = ("max_seqlen_k", "is_prefill")
+        hosts = ("max_seqlen_k", "is_prefill", "replay")
         return tuple(field.name for field in dataclasses.fields(cls) if field.name not in hosts)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from deepinfer.config import ReplayMode
 from deepinfer.runtime.async_batch import Remap
 from deepinfer.runtime.batch import Batch
 from deepinfer.sampling.inputs import SamplingInputs
@@ -26,11 +27,13 @@ class BatchBuilder:
     Args:
         core: the `_core.EngineCore` that made the plans.
         device: where the tensors go.
+        replay: what prefills compute of the decoder's part of a prompt.
     """
 
-    def __init__(self, core: Any, device: torch.device) -> None:
+    def __init__(self, core: Any, device: torch.device, replay: ReplayMode = ReplayMode.OFF) -> None:
         self._core = core
         self._device = device
+        self._replay = replay
 
     def batch(self, plan: Any) -> tuple[Batch, Remap | None]:
         """The forward's inputs, and what the device has to correct in them; None when nothing.
@@ -42,6 +45,7 @@ class BatchBuilder:
             **{name: views[name] for name in Batch.tensor_names()},
             max_seqlen_k=plan.max_seqlen_k,
             is_prefill=plan.is_prefill,
+            replay=self._replay,
         )
         if plan.is_prefill or plan.num_matched == 0:
             return batch, None

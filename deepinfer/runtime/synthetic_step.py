@@ -78,6 +78,7 @@ def synthetic_batch(
         block_tables=blocks.view(num_seqs, blocks_per_seq),
         total_lens=lengths,
         keep_all=torch.zeros(num_seqs, dtype=torch.int32),
+        window_starts=torch.zeros(num_seqs, dtype=torch.int32),
         output_rows=torch.arange(num_tokens, dtype=torch.int32),
         max_seqlen_k=length,
         is_prefill=False,

@@ -19,6 +19,7 @@ from tests.core.harness import (
     tokens_of,
 )
 
+KEEP = 13  # prompt tokens of bounded replay
 IMAGE = VOCAB  # ids VOCAB and VOCAB + 1 are image tokens
 
 
@@ -44,13 +45,14 @@ def test_batch_arrays(seed, max_ngram, num_drafts):
         image_token_begin=IMAGE,
         image_token_end=IMAGE + 2,
         num_blocks=16,
+        replay_keep_tokens=KEEP,
     )
     engine.set_compressed_vocab(vocab, pad)
     known: dict[int, list[int]] = {}
     wants_scores: dict[int, bool] = {}
     computed: dict[int, int] = {}
     drafts: dict[int, list[int]] = {}
-    seen = {"image": 0, "partial": 0, "drafts": 0, "scores": 0}
+    seen = {"image": 0, "partial": 0, "drafts": 0, "scores": 0, "cut again": 0}
     for _ in range(400):
         if rng.random() < 0.3 and engine.num_waiting < 5:
             prompt = [
@@ -98,6 +100,9 @@ def test_batch_arrays(seed, max_ngram, num_drafts):
             ]
             missing = wants_scores[seq_id] and scored < num_prompt - 1
             assert a["keep_all"][s] == (plan.is_prefill and missing)
+            starts = 0 if wants_scores[seq_id] else max(0, num_prompt - KEEP)
+            assert a["window_starts"][s] == starts, "it follows from the prompt alone"
+            seen["cut again"] += plan.is_prefill and starts > 0 and len(tokens) > num_prompt
             samples = (
                 range(start, end)
                 if not plan.is_prefill
@@ -130,6 +135,7 @@ def test_batch_arrays(seed, max_ngram, num_drafts):
         seen["image"] > 20
         and seen["partial"] > 5
         and seen["scores"] > 20
+        and seen["cut again"] > 0
         and (seen["drafts"] > 20 or not num_drafts)
     )
 

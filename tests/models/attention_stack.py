@@ -122,6 +122,7 @@ class AttentionStack:
             ).int(),
             total_lens=torch.tensor(lengths).int(),
             keep_all=torch.ones(num_seqs, dtype=torch.int32),
+            window_starts=torch.zeros(num_seqs, dtype=torch.int32),
             output_rows=torch.arange(num_rows).int(),
             max_seqlen_k=max(lengths),
             is_prefill=is_prefill,

@@ -247,6 +247,7 @@ def store_one(harness: DraftHarness, features: Tensor, position: int, slot: int)
         block_tables=ints().view(1, 0),
         total_lens=ints(position + 1),
         keep_all=ints(0),
+        window_starts=ints(0),
         output_rows=ints(0),
         max_seqlen_k=position + 1,
         is_prefill=False,

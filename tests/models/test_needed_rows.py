@@ -35,6 +35,7 @@ def make_batch(
         block_tables=empty,
         total_lens=ints([total for _, _, total in chunks]),
         keep_all=ints([int(seq in keep_all) for seq in range(len(chunks))]),
+        window_starts=ints([0] * len(chunks)),
         output_rows=ints(newest if outputs is None else outputs),
         max_seqlen_k=max(stop for _, stop, _ in chunks),
         is_prefill=not decode,

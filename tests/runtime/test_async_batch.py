@@ -156,6 +156,7 @@ class World:
             block_tables=torch.arange(count * 3, dtype=torch.int32).view(count, 3),
             total_lens=int32(arrays["seqlens_k"]),
             keep_all=torch.zeros(count, dtype=torch.int32),
+            window_starts=torch.arange(count, dtype=torch.int32),
             output_rows=torch.arange(row, dtype=torch.int32),
             max_seqlen_k=max(arrays["seqlens_k"]),
             is_prefill=False,

@@ -21,6 +21,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from deepinfer.config import ReplayMode
 from deepinfer.models.base import ForwardOutput
 from deepinfer.models.deepseek_v41.model import DeepseekV41Model
 from deepinfer.runtime.batch import Batch
@@ -28,7 +29,7 @@ from deepinfer.runtime.cache_layout import CacheLayout
 from deepinfer.runtime.caches import Caches
 
 BLOCK_SIZE = 128
-Outputs = Literal["last", "all", "none"]
+Outputs = Literal["last", "all", "kept", "none"]
 
 
 @dataclass
@@ -41,6 +42,7 @@ class TestSequence:
     slot: int
     blocks: list[int] = field(default_factory=list)
     computed: int = 0
+    window_start: int = 0  # first position that decoder windows see, with bounded replay
 
     @property
     def remaining(self) -> int:
@@ -58,6 +60,7 @@ class ForwardHarness:
         max_tokens: capacity of the paged pool, for all sequences together.
         max_backtracking: room of the rings beyond the window; a decode step may have one row more.
         seed: order in which blocks and slots are handed out.
+        replay: what prefills compute of the decoder's part, see `TestSequence.window_start`.
     """
 
     def __init__(
@@ -69,8 +72,10 @@ class ForwardHarness:
         max_tokens: int = 2048,
         max_backtracking: int = 6,
         seed: int = 0,
+        replay: ReplayMode = ReplayMode.OFF,
     ) -> None:
         self.model = model
+        self._replay = replay
         self._fold = fold.long()
         self._pad = int(fold[model.config.engram_pad_token_id])
         layout = CacheLayout.build(
@@ -89,9 +94,9 @@ class ForwardHarness:
         self.last_output: ForwardOutput | None = None  # of the newest step
         self.last_batch: Batch | None = None
 
-    def add(self, tokens: Seq[int]) -> TestSequence:
+    def add(self, tokens: Seq[int], window_start: int = 0) -> TestSequence:
         """A new sequence with these tokens, none of them computed."""
-        return TestSequence(list(tokens), self._free_slots.pop())
+        return TestSequence(list(tokens), self._free_slots.pop(), window_start=window_start)
 
     def remove(self, seq: TestSequence) -> None:
         """Give back what the sequence owns."""
@@ -112,7 +117,7 @@ class ForwardHarness:
         Args:
             work: sequences and how many rows of each.
             outputs: rows to give logits for; "last": the newest token of each sequence whose tokens end in
-                this step.
+                this step; "kept": those from the sequence's `window_start` on.
             decode: run as a decode step, with a few rows for each sequence.
 
         Returns:
@@ -182,7 +187,9 @@ class ForwardHarness:
                 seq.blocks.append(self._free_blocks.pop())
         width = max(len(seq.blocks) for seq, _ in work)
         is_output = [
-            outputs == "all" or (outputs == "last" and p == len(work[place][0].tokens) - 1)
+            outputs == "all"
+            or (outputs == "last" and p == len(work[place][0].tokens) - 1)
+            or (outputs == "kept" and p >= work[place][0].window_start)
             for place, p in rows
         ]
 
@@ -199,10 +206,12 @@ class ForwardHarness:
             state_slots=ints([seq.slot for seq, _ in work]),
             block_tables=ints([seq.blocks + [0] * (width - len(seq.blocks)) for seq, _ in work]),
             total_lens=ints([len(seq.tokens) for seq, _ in work]),
-            keep_all=ints([int(outputs == "all" and not decode) for _ in work]),
+            keep_all=ints([int(outputs in ("all", "kept") and not decode) for _ in work]),
             output_rows=ints([row for row, wanted in enumerate(is_output) if wanted]),
             max_seqlen_k=max(ends),
             is_prefill=not decode,
+            window_starts=ints([seq.window_start for seq, _ in work]),
+            replay=self._replay,
         )
 
     def _ngram_ids(self, work: Seq[tuple[TestSequence, int]]) -> Tensor:

@@ -87,6 +87,11 @@ class Golden:
         return TensorFile(self.folder / "logits.safetensors")
 
     @functools.cached_property
+    def replay(self) -> TensorFile:
+        """Prompts of which decoder layers ran the last rows only; `about` has their greedy tokens."""
+        return TensorFile(self.folder / "replay.safetensors")
+
+    @functools.cached_property
     def layers(self) -> TensorFile:
         return TensorFile(self.folder / "layers.safetensors")
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from deepinfer.config import Arithmetic
+from deepinfer.config import Arithmetic, ReplayMode
 from deepinfer.layers.embedding import Embedding
 from deepinfer.layers.linear import Linear
 from deepinfer.layers.norm import RMSNorm
@@ -143,6 +143,8 @@ class DeepseekV41Model:
             layer.attention.store_entries(x, rows, caches)
             if layer.layer_id == self.spec.first_decoder_layer:
                 selection = None  # it points at the encoder's entries; this layer makes its own
+                if batch.replay is not ReplayMode.OFF:
+                    rows = rows.bounded(batch.window_starts)
                 if (places := needed.kv_places) is not None:
                     x, streams, rows = x.index_select(0, places), streams.take(places), rows.take(places)
                     tap.take(places)
@@ -166,10 +168,16 @@ class DeepseekV41Model:
         return self.head(hidden_states, self.arithmetic, torch.float32)
 
     def _needed_rows(self, batch: Batch) -> NeededRows:
-        if not self.skip_rows:
+        is_cut = batch.replay is ReplayMode.COMPACT
+        if batch.replay is ReplayMode.MASK or not (self.skip_rows or is_cut):
             return NeededRows.all_rows(batch, self.spec.num_layers)
         return NeededRows.build(
-            batch, self.spec.num_layers, self.spec.first_decoder_layer, self.config.sliding_window
+            batch,
+            self.spec.num_layers,
+            self.spec.first_decoder_layer,
+            self.config.sliding_window,
+            is_cut=is_cut,
+            skip=self.skip_rows,
         )
 
 

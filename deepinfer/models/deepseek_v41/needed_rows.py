@@ -18,6 +18,11 @@ the output rows alone. Skipping is exact: kept rows find every value they would 
 drafter's context, the last W positions before n, is made from inputs of the last layers and is complete.
 
 Encoder layers compute every row, because a decoder layer's entries need them.
+
+Bounded replay in compact mode cuts more, and is not exact: decoder windows begin at the position lo of
+`Batch.window_starts`, so no row before it is read. Both rules apply together; a chunk that lies wholly before
+lo has no decoder row left. (The release keeps its last row in place, because its shapes may not be empty; so
+does this plan when the first rule is switched off.)
 """
 
 from __future__ import annotations
@@ -45,14 +50,35 @@ class NeededRows:
     query_places: tuple[Tensor | None, ...]
 
     @classmethod
-    def build(cls, batch: Batch, num_layers: int, first_decoder_layer: int, window: int) -> NeededRows:
-        """Plan a forward; a prefill copies one number per row to the host, a decode step nothing."""
+    def build(
+        cls,
+        batch: Batch,
+        num_layers: int,
+        first_decoder_layer: int,
+        window: int,
+        *,
+        is_cut: bool = False,
+        skip: bool = True,
+    ) -> NeededRows:
+        """Plan a forward; a prefill copies one number per row to the host, a decode step nothing.
+
+        Args:
+            batch: the step's inputs.
+            num_layers: backbone layers.
+            first_decoder_layer: rows narrow from here on.
+            window: tokens that a query sees.
+            is_cut: leave out rows before `batch.window_starts`.
+            skip: leave out rows that nobody reads.
+        """
         if not batch.is_prefill:  # its rows are the newest of their sequences: all of them are read
             return cls.all_rows(batch, num_layers)
         last = num_layers - 1
         query_places: list[Tensor | None] = [None] * num_layers
         device = batch.positions.device
-        needed = deepest_layers(batch, last, window).cpu().numpy()
+        deepest = deepest_layers(batch, last, window) if skip else torch.full_like(batch.positions, last)
+        if is_cut:
+            deepest = torch.where(_is_dropped(batch, keeps_placeholder=not skip), -1, deepest)
+        needed = deepest.cpu().numpy()
         outputs = batch.output_rows.cpu().numpy()
         rows = np.flatnonzero(needed >= first_decoder_layer)
         kv_places = _places(rows, batch.num_rows, device)
@@ -79,6 +105,16 @@ def deepest_layers(batch: Batch, last: int, window: int) -> Tensor:
     beyond = total_lens - batch.positions - window  # > 0: not read by the last layer's window
     layers_up = -torch.div(-beyond, max(window - 1, 1), rounding_mode="floor")  # rounded up
     return torch.where(keep_all != 0, last, last - layers_up.clamp_min(0))
+
+
+def _is_dropped(batch: Batch, keeps_placeholder: bool) -> Tensor:
+    """[Q] rows that bounded replay leaves out: the first clamp(lo - start, 0, rows - 1) of each sequence, or
+    without a placeholder all of them that lie before lo."""
+    seqs = batch.row_seq
+    bounds = batch.window_starts
+    if keeps_placeholder:
+        bounds = torch.minimum(bounds, batch.seqlens_k - 1)
+    return batch.positions < bounds.index_select(0, seqs)
 
 
 def _places(places: np.ndarray, num_rows: int, device: torch.device) -> Tensor | None:

@@ -62,6 +62,8 @@ class RowSet:
         index: [n] int64 row of the batch.
         positions: [n] int32 position in the sequence.
         row_seq: [n] int32 sequence of the batch.
+        window_starts: [num_seqs] int32 first position of each sequence that windows see and rings receive;
+            None for all positions.
     """
 
     batch: Batch
@@ -69,6 +71,7 @@ class RowSet:
     index: Tensor
     positions: Tensor
     row_seq: Tensor
+    window_starts: Tensor | None = None
     _made: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -85,7 +88,12 @@ class RowSet:
             self.index.index_select(0, places),
             self.positions.index_select(0, places),
             self.row_seq.index_select(0, places),
+            self.window_starts,
         )
+
+    def bounded(self, window_starts: Tensor) -> RowSet:
+        """The same rows with windows that begin at the given positions, [num_seqs] int32."""
+        return RowSet(self.batch, self.rotary, self.index, self.positions, self.row_seq, window_starts)
 
     @property
     def num_rows(self) -> int:
@@ -133,10 +141,14 @@ class RowSet:
         return self._once(("groups", ratio), lambda: self._find_groups(ratio, entries_per_block))
 
     def ring_index(self, ring: int) -> Tensor:
-        """[n] int64 record of each row in a ring of its state slot; -1 when a later row takes its place."""
+        """[n] int64 record of each row in a ring of its state slot; -1 when a later row takes its place, and
+        when no window sees it."""
 
         def make() -> Tensor:
-            return torch.where(self.following < ring, ring_slot(self.slots, self.positions, ring), -1)
+            is_written = self.following < ring
+            if self._row_starts is not None:
+                is_written &= self.positions >= self._row_starts
+            return torch.where(is_written, ring_slot(self.slots, self.positions, ring), -1)
 
         return self._once(("ring", ring), make)
 
@@ -144,7 +156,7 @@ class RowSet:
         """[n, window] int32 records of each row's window in the rings of the state slots."""
         return self._once(
             ("window in ring", window, ring),
-            lambda: window_index(self.positions, self.slots * ring, window, ring),
+            lambda: self._bound(window_index(self.positions, self.slots * ring, window, ring)),
         )
 
     def window_in_line(self, window: int, stored: RowSet) -> Tensor:
@@ -152,7 +164,7 @@ class RowSet:
 
         def make() -> Tensor:
             starts = stored.line_index(window)[1].index_select(0, self.row_seq)
-            return window_index(self.positions, starts, window)
+            return self._bound(window_index(self.positions, starts, window))
 
         return self._once(("window in line", window), make) if self is stored else make()
 
@@ -185,6 +197,19 @@ class RowSet:
             return sources.flatten(), ((seqs * history + self._starts)[:, None] + place).flatten()
 
         return self._once(("history", window, ring), make)
+
+    def _bound(self, index: Tensor) -> Tensor:
+        """-1 in place of the records [n, window] that lie before the first position that windows see."""
+        if self._row_starts is None:
+            return index
+        place = torch.arange(1 - index.shape[1], 1, dtype=torch.int32, device=index.device)
+        return torch.where(self.positions[:, None] + place < self._row_starts[:, None], -1, index)
+
+    @cached_property
+    def _row_starts(self) -> Tensor | None:
+        """[n] int32 first position that each row's window may hold; None without a bound."""
+        starts = self.window_starts
+        return None if starts is None else starts.index_select(0, self.row_seq)
 
     @cached_property
     def _counts(self) -> Tensor:
