@@ -181,7 +181,7 @@ class DirectoryStore(KVStore):
             self._num_open += change
             return True
 
-    def _touch(self, file: int | Path, name: str) -> None:
+    def _touch(self, file: int | str, name: str) -> None:
         """An entry is used now; the file says so too, for later starts and other processes."""
         used_ns = self._index.now_ns()
         try:
@@ -224,7 +224,7 @@ class DirectoryStore(KVStore):
             return False
         return self._index.make_room(name, num_bytes, self._evict)
 
-    def _evict(self, path: Path) -> bool:
+    def _evict(self, path: str) -> bool:
         try:
             os.unlink(path)
         except FileNotFoundError:
@@ -247,7 +247,7 @@ class DirectoryStore(KVStore):
 class _FileEntry(StoredEntry):
     """An entry of a directory; `file` is its open file, None when there are too many."""
 
-    def __init__(self, store: DirectoryStore, path: Path, head: EntryHead) -> None:
+    def __init__(self, store: DirectoryStore, path: str, head: EntryHead) -> None:
         self.head = head
         self.file: int | None = None
         self._store = store
@@ -281,14 +281,15 @@ class _FileEntry(StoredEntry):
         self.close()
 
 
-def _write(path: Path, parts: Sequence[Buffer], used_ns: int, sync: bool) -> None:
+def _write(path: str, parts: Sequence[Buffer], used_ns: int, sync: bool) -> None:
     """Write a file beside its place, then rename it. Raises OSError, leaving nothing behind."""
-    temporary = path.parent / f".{os.getpid()}-{secrets.token_hex(8)}.tmp"
+    folder = os.path.dirname(path)
+    temporary = f"{folder}/.{os.getpid()}-{secrets.token_hex(8)}.tmp"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
         file = os.open(temporary, flags, 0o600)
     except FileNotFoundError:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.makedirs(folder, mode=0o700, exist_ok=True)
         file = os.open(temporary, flags, 0o600)
     try:
         try:
@@ -307,11 +308,11 @@ def _write(path: Path, parts: Sequence[Buffer], used_ns: int, sync: bool) -> Non
             os.unlink(temporary)
         raise
     if sync:
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            os.fsync(folder)
+            os.fsync(file)
         finally:
-            os.close(folder)
+            os.close(file)
 
 
 def _read_head(file: int, key: EntryKey, expected: EntryHeader | None) -> EntryHead:

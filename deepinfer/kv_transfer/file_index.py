@@ -75,11 +75,11 @@ class FileIndex:
         with self._lock:
             self._drop(name)
 
-    def path(self, name: str) -> Path:
+    def path(self, name: str) -> str:
         """Where an entry lies."""
-        return self._root / name[:2] / name
+        return f"{self._root}/{name[:2]}/{name}"
 
-    def make_room(self, name: str, num_bytes: int, unlink: Callable[[Path], bool]) -> bool:
+    def make_room(self, name: str, num_bytes: int, unlink: Callable[[str], bool]) -> bool:
         """Evict until a file fits into the limit.
 
         Args:

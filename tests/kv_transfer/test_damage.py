@@ -121,7 +121,7 @@ def test_an_entry_under_another_name(
     """A whole entry, but of another key."""
     other, sections = toy_entry(2, 60)
     store.put(other, sections)
-    good = store._index.path(str(other.key)).read_bytes()
+    good = Path(store._index.path(str(other.key))).read_bytes()
     path.write_bytes(good)
     assert_is_given_up(store, path, caplog)
 
@@ -216,6 +216,6 @@ def test_large_heads(store: DirectoryStore) -> None:
     data = [b"".join(SECTIONS)]
     assert store.put(header, data)
     assert contents(store.get(header.key, header)) == data
-    path = store._index.path(str(header.key))
+    path = Path(store._index.path(str(header.key)))
     os.truncate(path, 300_000)
     assert store.get(header.key, header) is None and store.stats().damaged == 1

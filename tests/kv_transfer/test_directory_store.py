@@ -278,7 +278,7 @@ def write_forever(directory: str) -> None:
 
 def test_a_writer_that_is_killed(tmp_path: Path) -> None:
     """Whenever it happens, what has a name is whole."""
-    worker = SPAWN.Process(target=write_forever, args=(str(tmp_path),))
+    worker = SPAWN.Process(target=write_forever, args=(str(tmp_path),), daemon=True)
     worker.start()
     store = DirectoryStore(tmp_path)
     deadline = time.monotonic() + 30

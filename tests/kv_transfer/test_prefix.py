@@ -172,7 +172,7 @@ def test_damage_in_a_late_layer(tmp_path: Path, caplog: pytest.LogCaptureFixture
     prefixes = toy_prefixes(DirectoryStore(tmp_path))
     chain = prefixes.chain(TOKENS)
     fill(prefixes, chain, range(5), states=(2, 5))
-    path = prefixes.store._index.path(str(chain.block(3).key))
+    path = Path(prefixes.store._index.path(str(chain.block(3).key)))
     data = bytearray(path.read_bytes())
     data[-1] ^= 1  # the last byte of the last section, which layer 3 reads
     path.write_bytes(data)
