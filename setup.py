@@ -37,7 +37,9 @@ CXX_FLAGS = [
     *"-std=c++20 -O3 -ffp-contract=off -fPIC -pthread -fvisibility=hidden".split(),
     *"-Wall -Wextra -Wpedantic -Werror".split(),
 ]
-LINK_FLAGS = "-shared -pthread".split()
+# A statically linked libstdc++ must stay private: mixed with the one that torch loads, exceptions crash.
+PRIVATE_LIBS = ["-Wl,--exclude-libs,ALL"] if sys.platform == "linux" else []
+LINK_FLAGS = [*"-shared -pthread".split(), *PRIVATE_LIBS]
 
 
 def _load_native():

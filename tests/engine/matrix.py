@@ -16,10 +16,11 @@ import itertools
 import json
 import logging
 import random
+import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -305,11 +306,17 @@ def work_of(cell: Cell, is_full: bool) -> Work:
     return short_work(BATCH + 4 if cell.is_batched else 6)
 
 
-def problems(cell: Cell, is_full: bool, expected: Sequence[Any] | None = None) -> tuple[Report, list[str]]:
-    """What a cell did, and what is wrong with it, one line each; `expected` is `plain` when None."""
-    report = run(cell, work_of(cell, is_full))
-    if expected is None:
-        expected = plain(cell.style, is_full)
+def problems(cell: Cell, is_full: bool) -> tuple[Report, list[str]]:
+    """What a cell did, and what is wrong with it, one line each."""
+    return _judged(run_cell(cell, is_full), plain(cell.style, is_full))
+
+
+def run_cell(cell: Cell, is_full: bool) -> Report:
+    """A cell on its own workload."""
+    return run(cell, work_of(cell, is_full))
+
+
+def _judged(report: Report, expected: Sequence[Any]) -> tuple[Report, list[str]]:
     return report, report.unmet() + report.differences(expected[: len(report.results)])
 
 
@@ -318,21 +325,23 @@ def _reports(cells: Sequence[Cell], is_full: bool, num_jobs: int) -> Iterator[tu
         yield from (problems(cell, is_full) for cell in cells)
         return
     with ProcessPoolExecutor(num_jobs) as pool:
-        styles = sorted({cell.style for cell in cells})
-        expected = dict(zip(styles, pool.map(plain, styles, itertools.repeat(is_full))))
-        answers = [expected[cell.style] for cell in cells]
-        yield from pool.map(problems, cells, itertools.repeat(is_full), answers)
+        styles = {cell.style for cell in cells}
+        expected = {style: pool.submit(plain, style, is_full) for style in styles}
+        slow_first = sorted(cells, key=lambda cell: cell.is_batched)
+        for done in as_completed([pool.submit(run_cell, cell, is_full) for cell in slow_first]):
+            report = done.result()
+            yield _judged(report, expected[report.cell.style].result())
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.engine.matrix", description=__doc__.split("\n")[0])
     parser.add_argument("--all", action="store_true", help="every cell, all bundled prompts, 128 tokens each")
-    parser.add_argument("--only", default="", metavar="TEXT", help="only cells whose name contains TEXT")
+    parser.add_argument("--only", default="", metavar="REGEX", help="only cells in whose name this is found")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes (default 1)")
     options = parser.parse_args()
     logging.disable(logging.INFO)
     cells = every_cell() if options.all else covering_cells()
-    cells = [cell for cell in cells if options.only in str(cell)]
+    cells = [cell for cell in cells if re.search(options.only, str(cell))]
     start, num_bad = time.perf_counter(), 0
     for report, wrong in _reports(cells, options.all, options.jobs):
         print("FAILED" if wrong else "same  ", report.line(), flush=True)
