@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -99,6 +100,7 @@ class ModelRunner:
         self._batch: Batch | None = None
         self._output: ForwardOutput | None = None
         self._last: DeviceStep | None = None  # what the previous step left
+        self._watcher: Callable[[Tensor], None] | None = None
         self.keeps_confidence_logits = False
         self.timers = Timers()
 
@@ -165,6 +167,10 @@ class ModelRunner:
             confidence_logits=_host(drafted.logits) if self.keeps_confidence_logits else None,
         )
 
+    def watch_logits(self, watcher: Callable[[Tensor], None]) -> None:
+        """Show `watcher` the float32 logits [R, vocab] of all later steps, as the model gives them."""
+        self._watcher = watcher
+
     def reset(self) -> None:
         """Forget the steps so far and their times, as if none had run."""
         self._batch = self._output = self._last = None
@@ -185,14 +191,20 @@ class ModelRunner:
         num_rows = hidden.shape[0]
         rows = max(1, LOGITS_BYTES // (4 * self._model.spec.vocab_size))
         if num_rows <= rows:
-            return self._sampler.sample(self._model.compute_logits(hidden), inputs, ratio)
+            return self._sampler.sample(self._logits(hidden), inputs, ratio)
         parts = []
         for start in range(0, num_rows, rows):
             stop = min(start + rows, num_rows)
-            logits = self._model.compute_logits(hidden[start:stop])
+            logits = self._logits(hidden[start:stop])
             part = None if ratio is None else ratio.slice(start, stop)
             parts.append(self._sampler.sample(logits, inputs.slice(start, stop), part))
         return _concatenate(parts)
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        logits = self._model.compute_logits(hidden)
+        if self._watcher is not None:
+            self._watcher(logits)
+        return logits
 
     def _verify(self, batch: Batch, chosen: SampleResult, inputs: SamplingInputs) -> _Verified:
         """Which rows of each sequence stand."""
