@@ -45,13 +45,15 @@ void ScheduledDraftBudget::choose(std::span<const DraftCandidate> candidates, st
     }
     const int32_t num_seqs = static_cast<int32_t>(candidates.size());
     const StepTime::Curve curve = step_time_.at(num_seqs);
-    const double plain = num_seqs / step_time_.undrafted_ms(num_seqs);
+    const double undrafted_ms = step_time_.undrafted_ms(num_seqs);
+    const double plain = num_seqs / undrafted_ms;
     list_survivals(candidates, !has_drafts);
-    const auto [best, longest] = walk(num_seqs, curve);
+    const auto [best, longest] = walk(num_seqs, curve, 0.0);
     const bool is_gain_too_small =
         longest.tokens_per_ms > plain && best.tokens_per_ms < (1.0 + min_gain_) * longest.tokens_per_ms;
-    const Choice choice = is_gain_too_small ? longest : best;
+    Choice choice = is_gain_too_small ? longest : best;
     if (!items_.empty()) judge(choice.tokens_per_ms, plain);
+    if (has_drafts && !wants_drafts()) choice = walk(num_seqs, curve, undrafted_ms - curve(num_seqs)).first;
     const int32_t taken = num_seqs + static_cast<int32_t>(choice.num_items);
     stats_.price = choice.tokens_per_ms * (curve(taken + 1) - curve(taken));
     const bool takes_all = choice.num_items == items_.size();
@@ -79,17 +81,17 @@ void ScheduledDraftBudget::list_survivals(std::span<const DraftCandidate> candid
     std::sort(items_.begin(), items_.end());
 }
 
-/// The best prefix of the list, and the longest one that fits.
+/// The best prefix of the list, and the longest one that fits, for steps that take `shift` more than the curve.
 std::pair<ScheduledDraftBudget::Choice, ScheduledDraftBudget::Choice> ScheduledDraftBudget::walk(
-    int32_t num_seqs, const StepTime::Curve& curve) const {
-    Choice prefix{0, num_seqs / curve(num_seqs)};
+    int32_t num_seqs, const StepTime::Curve& curve, double shift) const {
+    Choice prefix{0, num_seqs / (curve(num_seqs) + shift)};
     Choice best = prefix;
     double tokens = num_seqs;
     const int32_t limit = std::min(max_tokens_, std::max(step_time_.max_tokens(), num_seqs));
     const size_t most = std::min(items_.size(), static_cast<size_t>(limit - num_seqs));
     for (size_t i = 0; i < most; ++i) {
         tokens += double(items_[i].survival);
-        prefix = {i + 1, tokens / curve(num_seqs + static_cast<int32_t>(i) + 1)};
+        prefix = {i + 1, tokens / (curve(num_seqs + static_cast<int32_t>(i) + 1) + shift)};
         if (prefix.tokens_per_ms > best.tokens_per_ms) best = prefix;
     }
     return {best, prefix};
@@ -101,13 +103,17 @@ void ScheduledDraftBudget::judge(double tokens_per_ms, double plain_per_ms) {
         is_paused_ = false;
         num_losing_ = 0;
         loss_ = 0.0;
+        probe_interval_ = kProbeInterval;
     } else if (!is_paused_) {
         loss_ += plain_per_ms / tokens_per_ms - 1.0;
         is_paused_ = ++num_losing_ > kMaxLosing || loss_ > kMaxLoss;
         steps_since_drafts_ = 0;
     }
-    is_probe_ = is_paused_ && ++steps_since_drafts_ >= kProbeInterval;
-    if (is_probe_) steps_since_drafts_ = 0;
+    is_probe_ = is_paused_ && ++steps_since_drafts_ >= probe_interval_;
+    if (is_probe_) {
+        steps_since_drafts_ = 0;
+        probe_interval_ = std::min(2 * probe_interval_, kMaxProbeInterval);
+    }
 }
 
 void ScheduledDraftBudget::count(bool has_drafts, size_t taken, bool takes_all) {

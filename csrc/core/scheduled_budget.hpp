@@ -21,7 +21,9 @@
 ///
 /// It verifies everything where no curve is known, and where choosing would gain less than `min_gain` over
 /// that. Where plain decoding is faster for long, or by much, no drafts are proposed at all but for a probe
-/// now and then; the newest estimates keep being weighed, so a change of load is answered at once.
+/// now and then, the rarer the more of them were in vain; the newest estimates keep being weighed, so a change
+/// of load is answered at once. Drafts that are still at hand then are verified where that pays in a step
+/// that proposes none.
 #pragma once
 
 #include <cstdint>
@@ -60,7 +62,8 @@ public:
 private:
     static constexpr int32_t kMaxLosing = 200;  ///< steps in a row that plain decoding is no slower
     static constexpr double kMaxLoss = 2.0;     ///< time that they cost more than plain ones, in steps
-    static constexpr int32_t kProbeInterval = 64;
+    static constexpr int32_t kProbeInterval = 64;  ///< steps until the first probe
+    static constexpr int32_t kMaxProbeInterval = 2048;
 
     struct Choice {
         size_t num_items = 0;  ///< entries of the sorted list that are taken
@@ -68,7 +71,7 @@ private:
     };
 
     void list_survivals(std::span<const DraftCandidate> candidates, bool is_potential);
-    std::pair<Choice, Choice> walk(int32_t num_seqs, const StepTime::Curve& curve) const;
+    std::pair<Choice, Choice> walk(int32_t num_seqs, const StepTime::Curve& curve, double shift) const;
     void judge(double tokens_per_ms, double plain_per_ms);
     void count(bool has_drafts, size_t taken, bool takes_all);
 
@@ -91,6 +94,7 @@ private:
     int32_t num_losing_ = 0;
     double loss_ = 0.0;
     int32_t steps_since_drafts_ = 0;
+    int32_t probe_interval_ = kProbeInterval;
     DraftBudgetStats stats_;
 };
 
