@@ -19,6 +19,7 @@ EXCEPTIONS = {
     ("models", "runtime.caches"),
     ("checkpoint", "models.registry"),
     ("calibrate", "entrypoints.calibrate"),
+    ("replay_report", "entrypoints.replay_report"),
 }
 FILES = sorted(path for top in ("deepinfer", "tilelang_ops") for path in (ROOT / top).rglob("*.py"))
 
