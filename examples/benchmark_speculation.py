@@ -5,7 +5,8 @@
 Every mode answers the same requests, taken in turns from the questions, stories, prose and code beside the
 model, and has to give the same tokens. A round runs all modes in random order, so that a machine that slows
 down slows all of them; the ratio to no speculation is taken inside a round and given with its 95 % confidence
-interval over the rounds. Prefill is part of the time. The output is a table in Markdown.
+interval over the rounds. Prefill is part of the time; a run before the first round is not. The output is a
+table in Markdown.
 """
 
 from __future__ import annotations
@@ -87,6 +88,8 @@ def measure(args: argparse.Namespace, batch: int) -> None:
     ]
     rates: dict[str, list[float]] = {name: [] for name in MODES}
     _, expected = run(engines["off"], prompts, params)
+    for llm in engines.values():  # the first run warms up, and teaches what a step takes and a draft is worth
+        run(llm, prompts, params)
     for _ in range(args.repeats):
         for name in random.sample(list(MODES), len(MODES)):
             rate, tokens = run(engines[name], prompts, params)

@@ -30,7 +30,7 @@ from deepinfer.sampling.sampler import Sampler
 from deepinfer.settings import Settings
 
 # Tokens that each request has when the time of decode steps is measured.
-CONTEXT_TOKENS = 256
+CONTEXT_TOKENS = 128  # what longer contexts add is learnt while serving
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ def _step_times(
     if times is None:
         sizes = sizes_to_measure(scheduler.max_num_seqs, scheduler.num_draft_tokens)
         context = max(1, min(CONTEXT_TOKENS, scheduler.max_model_len - scheduler.num_draft_tokens - 1))
-        times = measure(SyntheticSteps(runner, caches, spec.max_ngram, context), sizes)
+        times = measure(SyntheticSteps(runner, caches, spec.max_ngram, context, spec.vocab_size), sizes)
         runner.reset()
         if kept is not None:
             kept.write(key, times)

@@ -12,7 +12,6 @@ import hashlib
 import json
 import math
 import os
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -23,7 +22,7 @@ from deepinfer.utils.logging import get_logger
 
 logger = get_logger(__name__)
 
-NUM_TIMED = 5  # runs of a size behind its first
+NUM_ROUNDS = 6  # runs of a size
 MAX_SECONDS = 0.6  # no run begins when those of a size have taken so long
 FILE_PREFIX = "step-time-"  # the only files that this module reads or writes
 
@@ -72,21 +71,23 @@ def measure(run: Callable[[StepSize], None], sizes: Sequence[StepSize]) -> StepT
         sizes: what to measure.
 
     Returns:
-        The mean of each size's runs without the first, the fastest and the slowest; a size that takes long
-        has fewer runs, and the mean is over what there is.
+        The least time of each size: what disturbs a step only makes it longer, and what serving adds is
+        learnt while serving. Rounds go over all sizes, so that a slow moment does not fall on one of them; a
+        size that takes long is in fewer rounds.
     """
     ordered = sorted(sizes, key=astuple)
-    times = {}
+    least = dict.fromkeys(ordered, math.inf)
+    spent = dict.fromkeys(ordered, 0.0)
     run(ordered[0])
-    for size in reversed(ordered):  # the largest one grows the buffers
-        runs: list[float] = []
-        while len(runs) <= NUM_TIMED and sum(runs) < MAX_SECONDS:
-            start = time.perf_counter()
-            run(size)
-            runs.append(time.perf_counter() - start)
-        timed = sorted(runs[1:] or runs)
-        times[size] = 1e3 * statistics.fmean(timed[1:-1] or timed)
-    return StepTimes(times)
+    for _ in range(NUM_ROUNDS):
+        for size in reversed(ordered):  # the largest one grows the buffers
+            if spent[size] < MAX_SECONDS:
+                start = time.perf_counter()
+                run(size)
+                seconds = time.perf_counter() - start
+                least[size] = min(least[size], seconds)
+                spent[size] += seconds
+    return StepTimes({size: 1e3 * seconds for size, seconds in least.items()})
 
 
 class StepTimeCache:

@@ -14,6 +14,8 @@ from deepinfer.runtime.model_runner import ModelRunner
 from deepinfer.runtime.step_time import StepSize
 from deepinfer.sampling.inputs import SamplingInputs
 
+_STRIDE = 40_503  # between the token ids of rows; odd, so that ids do not repeat soon
+
 
 class SyntheticSteps:
     """Runs synthetic steps of given sizes; `runner.reset()` when done.
@@ -23,13 +25,17 @@ class SyntheticSteps:
         caches: the runner's.
         max_ngram: columns of the model's n-gram windows.
         context_tokens: tokens that each request already has.
+        vocab_size: of the model.
     """
 
-    def __init__(self, runner: ModelRunner, caches: Caches, max_ngram: int, context_tokens: int) -> None:
+    def __init__(
+        self, runner: ModelRunner, caches: Caches, max_ngram: int, context_tokens: int, vocab_size: int
+    ) -> None:
         self._runner = runner
         self._caches = caches
         self._max_ngram = max_ngram
         self._context_tokens = context_tokens
+        self._vocab_size = vocab_size
 
     def __call__(self, size: StepSize) -> None:
         """Run one step to its end."""
@@ -41,6 +47,7 @@ class SyntheticSteps:
             num_slots=self._caches.slots.shape[0],
             block_size=self._caches.layout.block_size,
             max_ngram=self._max_ngram,
+            vocab_size=self._vocab_size,
         )
         self._runner.prepare(batch, None)
         self._runner.forward()
@@ -57,8 +64,12 @@ def synthetic_batch(
     num_slots: int,
     block_size: int,
     max_ngram: int,
+    vocab_size: int,
 ) -> Batch:
-    """A decode batch of equal requests with `context_tokens` tokens each; slots and blocks may repeat."""
+    """A decode batch of requests with `context_tokens` tokens each; slots and blocks may repeat.
+
+    Rows have different tokens, so that they meet as many experts as those of real requests.
+    """
     width = num_tokens // num_seqs
     assert width * num_seqs == num_tokens, f"{num_seqs=} {num_tokens=}"
     seqs = torch.arange(num_seqs, dtype=torch.int32)
@@ -68,7 +79,7 @@ def synthetic_batch(
     blocks = torch.arange(num_seqs * blocks_per_seq, dtype=torch.int32) % max(num_blocks - 1, 1) + 1
     lengths = torch.full((num_seqs,), length, dtype=torch.int32)
     return Batch(
-        input_ids=torch.zeros(num_tokens, dtype=torch.int32),
+        input_ids=(torch.arange(num_tokens) * _STRIDE % vocab_size).to(torch.int32),
         positions=context_tokens + torch.arange(width, dtype=torch.int32).repeat(num_seqs),
         row_seq=row_seq,
         ngram_ids=torch.zeros(num_tokens, max_ngram, dtype=torch.int32),
