@@ -11,6 +11,7 @@ from typing import Any
 
 from deepinfer.config import ARITHMETICS, Arithmetic, CacheConfig, ReplayConfig, ReplayMode, SchedulerConfig
 from deepinfer.engine.engine_type import EngineType
+from deepinfer.engine.memory_plan import CacheDemand, RankBudget, blocks_to_allocate
 from deepinfer.models.base import ModelSpec
 from deepinfer.sampling_params import check_verification
 from deepinfer.settings import Settings
@@ -66,7 +67,10 @@ class EngineArgs:
         verification: how drafts are tested for requests that do not say: "coupled" (outputs are those of
             plain sampling) or "ratio" (outputs follow its law).
         calibration_file: what `python -m deepinfer.calibrate` wrote; scales the drafter's confidences.
-        cache_bytes: memory for both cache pools; a quarter of the machine's memory at most when None.
+        gpu_memory_utilization: share of the device's memory (on a CPU the machine's) for weights, workspace
+            and caches together, which decides how many blocks fit. None: the caches take a quarter of the
+            machine's memory at most.
+        cache_bytes: memory for both cache pools, overriding `gpu_memory_utilization`.
         num_blocks: paged blocks, overriding what `cache_bytes` would give.
         disable_log_stats: no periodic statistics line.
     """
@@ -91,6 +95,7 @@ class EngineArgs:
     logprobs_mode: str = "raw"
     verification: str = "coupled"
     calibration_file: str | None = None
+    gpu_memory_utilization: float | None = None
     cache_bytes: int | None = None
     num_blocks: int | None = None
     disable_log_stats: bool = False
@@ -133,6 +138,11 @@ class EngineArgs:
             value = getattr(self, name)
             if not isinstance(value, bool) and not (value is None and name in _OPTIONAL):
                 raise ValueError(f"{name}={value!r}: expected True or False")
+        share = self.gpu_memory_utilization
+        if share is not None and (
+            isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1
+        ):
+            raise ValueError(f"gpu_memory_utilization={share!r}: expected a number above 0 and at most 1")
         limit = self.max_prefill_tflops
         if isinstance(limit, bool) or not isinstance(limit, (int, float)) or not 0 <= limit < math.inf:
             raise ValueError(f"max_prefill_tflops={limit!r}: expected a number >= 0; 0 means no limit")
@@ -223,6 +233,12 @@ class EngineArgs:
             )
         return ReplayConfig(mode, keep)
 
+    def memory_limit(self) -> int | None:
+        """Bytes for weights, workspace and caches together; None when only the caches have a limit."""
+        if self.gpu_memory_utilization is None or self.cache_bytes is not None:
+            return None
+        return int(self.gpu_memory_utilization * _physical_memory())
+
     def resolve_cache(
         self,
         scheduler: SchedulerConfig,
@@ -230,27 +246,44 @@ class EngineArgs:
         block_bytes: int,
         slot_bytes: int,
         max_backtracking: int,
+        used_bytes: int = 0,
     ) -> CacheConfig:
         """Sizes of the cache pools: as many blocks as every running request could use, or as memory allows.
 
+        Args:
+            scheduler: limits of a step.
+            settings: the environment.
+            block_bytes: of one paged block.
+            slot_bytes: of one state slot.
+            max_backtracking: positions that a step may take back.
+            used_bytes: what weights and workspace take of `memory_limit`.
+
         Raises:
-            ValueError: when not even one request of `max_model_len` fits.
+            ValueError: when not even one request of `max_model_len` fits, with the numbers that would.
         """
-        num_slots = int(scheduler.max_num_seqs * settings.num_state_slots_ratio) + 1
-        blocks_per_seq = -(-scheduler.max_model_len // BLOCK_SIZE)
-        num_blocks = self.num_blocks
-        if num_blocks is None:
-            limit = self.cache_bytes or int(CPU_CACHE_SHARE * _physical_memory())
-            room = (limit - num_slots * slot_bytes) // max(block_bytes, 1)
-            num_blocks = min(scheduler.max_num_seqs * blocks_per_seq, room) + 1
-        if num_blocks - 1 < blocks_per_seq:
+        demand = CacheDemand(
+            scheduler.max_model_len, scheduler.max_num_seqs, settings.num_state_slots_ratio, BLOCK_SIZE
+        )
+        if self.num_blocks is not None:
+            usable = self.num_blocks - 1
+            if usable < demand.blocks_per_seq:
+                shorter = f", or lower max_model_len to {usable * BLOCK_SIZE}" if usable > 0 else ""
+                raise ValueError(
+                    f"num_blocks={self.num_blocks}: {max(usable, 0)} usable blocks of {BLOCK_SIZE} tokens "
+                    f"cannot hold one request of max_model_len={scheduler.max_model_len}: raise it to "
+                    f"{demand.blocks_per_seq + 1}{shorter}"
+                )
+            return CacheConfig(BLOCK_SIZE, self.num_blocks, demand.num_slots, max_backtracking)
+        limit = self.memory_limit()
+        if limit is not None and limit <= used_bytes:
             raise ValueError(
-                f"{max(num_blocks - 1, 0)} usable cache blocks of {BLOCK_SIZE} tokens cannot hold one "
-                f"request of max_model_len={scheduler.max_model_len}, which takes {blocks_per_seq} blocks of "
-                f"{block_bytes} bytes beside {num_slots} state slots of {slot_bytes} bytes: raise "
-                "cache_bytes or num_blocks, or lower max_model_len or max_num_seqs"
+                f"gpu_memory_utilization={self.gpu_memory_utilization} is {limit} bytes, and weights and "
+                f"workspace alone take {used_bytes}: raise it above {used_bytes / _physical_memory():.3f}"
             )
-        return CacheConfig(BLOCK_SIZE, num_blocks, num_slots, max_backtracking)
+        room = self.cache_bytes or int(CPU_CACHE_SHARE * _physical_memory())
+        budget = RankBudget(0, room if limit is None else limit - used_bytes, block_bytes, slot_bytes)
+        num_blocks = blocks_to_allocate([budget], demand) + 1
+        return CacheConfig(BLOCK_SIZE, num_blocks, demand.num_slots, max_backtracking)
 
 
 BLOCK_SIZE = 128  # tokens per paged block, fixed by the cache layout

@@ -35,6 +35,7 @@ class LLMEngine:
         self.tokenizer = parts.tokenizer
         self.scheduler_config = parts.scheduler_config
         self.cache_config = parts.cache_config
+        self.memory_plan = parts.memory_plan
         self.core = parts.core
         self.model_runner = parts.runner
         self.stats = EngineStats(parts.scheduler_config.num_draft_tokens)

@@ -16,18 +16,23 @@ from deepinfer.checkpoint.loader import Checkpoint, load_model, load_tokenizer, 
 from deepinfer.checkpoint.tokenizer import Tokenizer
 from deepinfer.config import Arithmetic, CacheConfig, ReplayConfig, SchedulerConfig
 from deepinfer.engine.arg_utils import BLOCK_SIZE, EngineArgs
+from deepinfer.engine.memory_plan import MemoryPlan, plan_caches, plan_fixed
 from deepinfer.models.base import ModelSpec
 from deepinfer.ops import cpu
 from deepinfer.runtime.async_batch import NgramVocab
 from deepinfer.runtime.batch_builder import BatchBuilder
 from deepinfer.runtime.cache_layout import CacheLayout
 from deepinfer.runtime.caches import Caches
+from deepinfer.runtime.memory import held_bytes
 from deepinfer.runtime.model_runner import ModelRunner
 from deepinfer.runtime.step_time import StepTimeCache, StepTimes, measure, sizes_to_measure
 from deepinfer.runtime.synthetic_step import SyntheticSteps
 from deepinfer.sampling.confidence import resolve_confidence_scale
 from deepinfer.sampling.sampler import Sampler
 from deepinfer.settings import Settings
+from deepinfer.utils.logging import get_logger
+
+logger = get_logger(__name__)
 
 # Tokens that each request has when the time of decode steps is measured.
 CONTEXT_TOKENS = 128  # what longer contexts add is learnt while serving
@@ -42,12 +47,14 @@ class EngineParts:
         core: its `EngineCore`, which decides who runs.
         runner: the device's work.
         builder: turns the core's plans into the runner's inputs.
+        memory_plan: what was allocated, and why.
     """
 
     tokenizer: Tokenizer
     spec: ModelSpec
     scheduler_config: SchedulerConfig
     cache_config: CacheConfig
+    memory_plan: MemoryPlan
     core_module: Any
     core: Any
     runner: ModelRunner
@@ -86,7 +93,18 @@ def build_parts(args: EngineArgs, settings: Settings) -> EngineParts:
         spec, release=arithmetic.release_caches, block_size=BLOCK_SIZE, max_backtracking=backtracking
     )
     replay = args.resolve_replay(settings, spec, backtracking)
-    cache = args.resolve_cache(scheduler, settings, layout.block_bytes, layout.slot_bytes, backtracking)
+    itemsize = getattr(torch, arithmetic.compute_dtype).itemsize
+    fixed = plan_fixed(spec, scheduler, settings.num_state_slots_ratio, held_bytes(model, drafter), itemsize)
+    cache = args.resolve_cache(
+        scheduler,
+        settings,
+        layout.block_bytes,
+        layout.slot_bytes,
+        backtracking,
+        used_bytes=sum(item.num_bytes for item in fixed),
+    )
+    memory_plan = MemoryPlan(args.memory_limit(), (*fixed, *plan_caches(layout, cache, scheduler)))
+    logger.info("memory plan\n%s", memory_plan.text())
     core_module = native.load_core()
     core = core_module.EngineCore(
         _core_config(core_module, args, settings, scheduler, cache, replay, checkpoint, spec, use_async)
@@ -132,6 +150,7 @@ def build_parts(args: EngineArgs, settings: Settings) -> EngineParts:
         spec=spec,
         scheduler_config=scheduler,
         cache_config=cache,
+        memory_plan=memory_plan,
         core_module=core_module,
         core=core,
         runner=runner,

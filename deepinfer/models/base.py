@@ -73,6 +73,8 @@ class ModelSpec:
         AttentionTerm, ...
     ] = ()  # attention work of a query, for budgets and recompute costs
     flops_per_token: float = 1.0  # work of a row that does not depend on its position
+    values_per_row: int = 0  # activations that a row of a forward holds at once, about
+    scratch_bytes: int = 0  # what a forward holds beside them, at most
 
 
 @dataclass(frozen=True)

@@ -117,7 +117,7 @@ def test_periodic_lines(lines, interval):
         stats, num_blocks = llm.llm_engine.stats, llm.llm_engine.cache_config.num_blocks
     found = [match for match in map(PERIODIC.fullmatch, lines) if match]
     assert len(found) == (stats.num_steps // interval if interval > 0 else 0)
-    assert len(lines) == len(found) + 1, "and the summary"
+    assert lines[0].startswith("memory plan") and len(lines) == len(found) + 2, "and the summary"
     assert (stats.num_output_tokens, stats.num_prefill_tokens, stats.num_finished) == (18, 17, 3)
     if interval == 1:
         columns = list(zip(*[map(int, match.groups()) for match in found], strict=True))
@@ -131,7 +131,8 @@ def test_no_periodic_lines_unless_asked(lines):
     settings = Settings.from_env({"DEEPINFER_LOGGING_INTERVAL_STEP": "1"})
     with make_llm("tiny-quant", settings=settings, max_num_seqs=2) as llm:
         generate(llm, PROMPTS, greedy(3))
-    assert len(lines) == 1 and SUMMARY.fullmatch(lines[0])
+    plan, summary = lines
+    assert plan.startswith("memory plan") and SUMMARY.fullmatch(summary)
 
 
 # Progress bar

@@ -13,14 +13,13 @@ from deepinfer.layers.norm import RMSNorm
 from deepinfer.models.deepseek_v41.config import DeepseekV41Config
 from deepinfer.models.deepseek_v41.rows import Groups, RowSet
 from deepinfer.models.deepseek_v41.weights import Weights
+from deepinfer.models.deepseek_v41.work import MAX_SCORES
 from deepinfer.ops.index_scores import index_scores
 from deepinfer.ops.quant import round_mxfp4
 from deepinfer.runtime.caches import Caches, PagedView
 from tilelang_ops.kv_cache import store_index_keys
 from tilelang_ops.kv_index import candidate_blocks, entry_slots, keep_candidates, select_entries
 from tilelang_ops.projection import rotate
-
-MAX_SCORES = 1 << 24  # scores held at a time: 64 MiB; more rows are worked off in parts
 
 
 @dataclass(frozen=True)

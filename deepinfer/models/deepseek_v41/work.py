@@ -11,6 +11,19 @@ from collections import Counter
 from deepinfer.models.base import AttentionTerm
 from deepinfer.models.deepseek_v41.config import DeepseekV41Config, LayerKind
 
+MAX_SCORES = 1 << 24  # index scores held at a time: 64 MiB; more rows are worked off in parts
+
+
+def values_per_row(config: DeepseekV41Config) -> int:
+    """Activations of a row in the widest place of a layer: streams, then queries and outputs, or experts."""
+    streams = 3 * config.hc_mult * config.hidden_size
+    attention = (
+        2 * config.num_attention_heads * config.head_dim + config.index_n_heads * config.index_head_dim
+    )
+    slots = config.num_experts_per_tok + config.n_shared_experts
+    experts = slots * (2 * config.moe_intermediate_size + config.hidden_size)
+    return streams + max(attention, experts)
+
 
 def attention_terms(config: DeepseekV41Config) -> tuple[AttentionTerm, ...]:
     """Work of a query that depends on how many tokens it sees, summed over the backbone's layers.

@@ -1,0 +1,30 @@
+"""Bytes that objects hold in tensors."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from torch import Tensor
+
+
+def held_bytes(*roots: Any) -> int:
+    """Bytes of all tensors reached through dataclasses, tuples, lists and dicts; shared ones count once."""
+    storages: dict[int, int] = {}
+    seen: set[int] = set()
+    work = list(roots)
+    while work:
+        value = work.pop()
+        if isinstance(value, Tensor):
+            storage = value.untyped_storage()
+            storages[storage.data_ptr()] = storage.nbytes()
+        elif id(value) in seen:
+            continue
+        elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+            seen.add(id(value))
+            work += [getattr(value, field.name) for field in dataclasses.fields(value)]
+        elif isinstance(value, (tuple, list)):
+            work += value
+        elif isinstance(value, dict):
+            work += value.values()
+    return sum(storages.values())
