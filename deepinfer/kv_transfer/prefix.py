@@ -8,7 +8,7 @@ while the later ones are still on their way.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -183,20 +183,22 @@ class PrefixStore:
         """Names of what can be stored of a sequence."""
         return PrefixChain(self.identity, self.layout, token_ids, images)
 
-    def find(self, chain: PrefixChain, max_blocks: int, num_known: int = 0) -> int:
+    def find(self, chain: PrefixChain, max_blocks: int, num_known: int = 0, resumable: int = 0) -> int:
         """The longest border that can be resumed from.
 
         Args:
             chain: the sequence.
             max_blocks: of the border at most.
-            num_known: blocks that the caller has already; only a border behind them is worth anything.
+            num_known: blocks that the caller has already.
+            resumable: border from which the caller can resume without the store; only a later one counts.
 
         Returns:
             Blocks before the border; 0 when there is none.
         """
         last = min(max_blocks, chain.num_blocks)
         keys = [chain.block(index).key for index in range(num_known, last)]
-        for border in range(num_known + self.store.longest_prefix(keys), num_known, -1):
+        longest = min(num_known, last) + self.store.longest_prefix(keys)
+        for border in range(longest, resumable, -1):
             if self.store.contains(chain.state(border).key):
                 return border
         return 0
@@ -246,16 +248,15 @@ class PrefixStore:
         return self.store.put(chain.state(border), self._parts(STATE, slot))
 
     def put_later(
-        self, chain: PrefixChain, border: int, blocks: Sequence[np.ndarray], slot: np.ndarray | None
+        self, chain: PrefixChain, border: int, blocks: Mapping[int, np.ndarray], slot: np.ndarray | None
     ) -> bool:
-        """Copy the last `len(blocks)` blocks before a border and the state at it, and write them on a thread.
+        """Copy blocks by their index, and the state at a border, and write them on a thread.
 
         Returns:
             False when too much is waiting already; then nothing was copied.
         """
-        first = border - len(blocks)
-        headers = [chain.block(first + place) for place in range(len(blocks))]
-        parts = [self._parts(BLOCK, block) for block in blocks]
+        headers = [chain.block(index) for index in blocks]
+        parts = [self._parts(BLOCK, block) for block in blocks.values()]
         if slot is not None:
             headers.append(chain.state(border))
             parts.append(self._parts(STATE, slot))
@@ -268,6 +269,10 @@ class PrefixStore:
         copies = [[bytes(part) for part in each] for each in parts]
         self._writer.submit(self._write, headers, copies, num_bytes)
         return True
+
+    def rename(self, identity: Identity) -> None:
+        """From now on entries belong to another model of the same layout."""
+        self.identity = identity
 
     def flush(self) -> None:
         """Wait until everything that `put_later` took is written."""

@@ -80,7 +80,10 @@ def test_find_needs_blocks_and_state(prefixes: PrefixStore) -> None:
     assert prefixes.find(chain, 1) == 0
     fill(prefixes, chain, range(4, 5), states=(4,))
     assert [prefixes.find(chain, limit) for limit in range(7)] == [0, 0, 2, 2, 4, 5, 5]
-    assert prefixes.find(chain, 9, num_known=4) == 5 and prefixes.find(chain, 4, num_known=4) == 0
+    assert prefixes.find(chain, 9, num_known=4) == 5 and prefixes.find(chain, 4, num_known=4) == 4
+    assert prefixes.find(chain, 4, num_known=4, resumable=2) == 4  # its blocks are known, its state is not
+    assert prefixes.find(chain, 4, num_known=4, resumable=4) == 0
+    assert prefixes.find(chain, 2, num_known=4, resumable=1) == 2
     prefixes.store.remove(chain.block(1).key)
     assert prefixes.find(chain, 9) == 0  # a gap
     assert prefixes.find(chain, 9, num_known=2) == 5  # which does not matter to who has these blocks
@@ -213,10 +216,10 @@ def test_put_later(prefixes: PrefixStore) -> None:
     """The bytes are those of the call; the pools may change at once."""
     chain = prefixes.chain(TOKENS)
     blocks, slot = [block_of(index).copy() for index in range(3)], slot_of(3).copy()
-    assert prefixes.put_later(chain, 3, blocks, slot)
+    assert prefixes.put_later(chain, 3, dict(enumerate(blocks)), slot)
     for array in (*blocks, slot):
         array[:] = 0
-    assert prefixes.put_later(chain, 5, [block_of(3), block_of(4)], None)
+    assert prefixes.put_later(chain, 5, {3: block_of(3), 4: block_of(4)}, None)
     prefixes.flush()
     assert prefixes.find(chain, 9) == 3
     assert prefixes.store.longest_prefix([chain.block(index).key for index in range(5)]) == 5
@@ -232,11 +235,11 @@ def test_put_later_is_bounded(store: KVStore) -> None:
     gate = threading.Event()
     prefixes._writer.submit(gate.wait, 10)
     chain = prefixes.chain(TOKENS)
-    taken = [prefixes.put_later(chain, border, [block_of(border - 1)], None) for border in range(1, 6)]
+    taken = [prefixes.put_later(chain, index + 1, {index: block_of(index)}, None) for index in range(5)]
     assert taken == [True, True, True, True, False] and prefixes.num_dropped == 1
     gate.set()
     prefixes.flush()
-    assert prefixes.put_later(chain, 5, [block_of(4)], None)
+    assert prefixes.put_later(chain, 5, {4: block_of(4)}, None)
     prefixes.close()
     prefixes.close()
     assert store.contains(chain.block(4).key)
@@ -250,7 +253,7 @@ def test_a_store_that_raises(caplog: pytest.LogCaptureFixture) -> None:
             raise RuntimeError("broken")
 
     prefixes = toy_prefixes(Faulty(1000))
-    assert prefixes.put_later(prefixes.chain(TOKENS), 1, [block_of(0)], None)
+    assert prefixes.put_later(prefixes.chain(TOKENS), 1, {0: block_of(0)}, None)
     prefixes.flush()
     assert "broken" in caplog.text and prefixes._pending_bytes == 0
     prefixes.close()
@@ -292,7 +295,7 @@ def test_a_real_layout_through_a_directory(tmp_path: Path, caplog: pytest.LogCap
     chain = prefixes.chain(np.arange(400, dtype=np.int32))
     blocks = noise("blocks", size=3 * layout.block_bytes).reshape(3, -1)
     slot = noise("slot", size=layout.slot_bytes)
-    assert prefixes.put_later(chain, 3, list(blocks), slot)
+    assert prefixes.put_later(chain, 3, dict(enumerate(blocks)), slot)
     prefixes.flush()
     outs, out = np.zeros_like(blocks), np.zeros_like(slot)
     prefixes.load(chain, 3, list(outs), out).wait(timeout_s=10)
