@@ -53,6 +53,7 @@ void ScheduledDraftBudget::choose(std::span<const DraftCandidate> candidates, st
         longest.tokens_per_ms > plain && best.tokens_per_ms < (1.0 + min_gain_) * longest.tokens_per_ms;
     Choice choice = is_gain_too_small ? longest : best;
     if (!items_.empty()) judge(choice.tokens_per_ms, plain);
+    look_at_plain_steps();
     if (has_drafts && !wants_drafts()) choice = walk(num_seqs, curve, undrafted_ms - curve(num_seqs)).first;
     const int32_t taken = num_seqs + static_cast<int32_t>(choice.num_items);
     stats_.price = choice.tokens_per_ms * (curve(taken + 1) - curve(taken));
@@ -113,6 +114,17 @@ void ScheduledDraftBudget::judge(double tokens_per_ms, double plain_per_ms) {
     if (is_probe_) {
         steps_since_drafts_ = 0;
         probe_interval_ = std::min(2 * probe_interval_, kMaxProbeInterval);
+    }
+}
+
+/// A few plain steps after 16 steps with drafts, after 32 more, ...: the rarer the better they are known.
+void ScheduledDraftBudget::look_at_plain_steps() {
+    if (num_plain_ > 0) {
+        --num_plain_;
+    } else if (!is_paused_ && step_time_.has_undrafted() && ++steps_since_plain_ >= plain_interval_) {
+        num_plain_ = kNumPlain;
+        steps_since_plain_ = 0;
+        plain_interval_ = std::min(2 * plain_interval_, kMaxProbeInterval);
     }
 }
 

@@ -23,7 +23,7 @@
 /// that. Where plain decoding is faster for long, or by much, no drafts are proposed at all but for a probe
 /// now and then, the rarer the more of them were in vain; the newest estimates keep being weighed, so a change
 /// of load is answered at once. Drafts that are still at hand then are verified where that pays in a step
-/// that proposes none.
+/// that proposes none. While drafts pay, a few plain steps now and then show what these really take.
 #pragma once
 
 #include <cstdint>
@@ -56,7 +56,7 @@ public:
                          const DraftCalibration& calibration);
 
     void choose(std::span<const DraftCandidate> candidates, std::span<int32_t> num_drafts) override;
-    bool wants_drafts() const override { return !is_paused_ || is_probe_; }
+    bool wants_drafts() const override { return num_plain_ == 0 && (!is_paused_ || is_probe_); }
     const DraftBudgetStats& stats() const { return stats_; }
 
 private:
@@ -64,6 +64,8 @@ private:
     static constexpr double kMaxLoss = 2.0;     ///< time that they cost more than plain ones, in steps
     static constexpr int32_t kProbeInterval = 64;  ///< steps until the first probe
     static constexpr int32_t kMaxProbeInterval = 2048;
+    static constexpr int32_t kPlainInterval = 16;  ///< steps with drafts until the first plain ones
+    static constexpr int32_t kNumPlain = 6;
 
     struct Choice {
         size_t num_items = 0;  ///< entries of the sorted list that are taken
@@ -73,6 +75,7 @@ private:
     void list_survivals(std::span<const DraftCandidate> candidates, bool is_potential);
     std::pair<Choice, Choice> walk(int32_t num_seqs, const StepTime::Curve& curve, double shift) const;
     void judge(double tokens_per_ms, double plain_per_ms);
+    void look_at_plain_steps();
     void count(bool has_drafts, size_t taken, bool takes_all);
 
     int32_t max_tokens_;
@@ -95,6 +98,9 @@ private:
     double loss_ = 0.0;
     int32_t steps_since_drafts_ = 0;
     int32_t probe_interval_ = kProbeInterval;
+    int32_t num_plain_ = 0;  ///< steps still to come that propose no drafts, to learn what they take
+    int32_t steps_since_plain_ = 0;
+    int32_t plain_interval_ = kPlainInterval;
     DraftBudgetStats stats_;
 };
 

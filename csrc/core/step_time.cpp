@@ -127,7 +127,18 @@ double StepTime::draft_ms(int32_t num_seqs) const {
     return std::max(0.0, at(num_seqs).base(num_seqs) - undrafted_.linear(num_seqs));
 }
 
-double StepTime::undrafted_ms(int32_t num_seqs) const { return at(num_seqs)(num_seqs) - draft_ms(num_seqs); }
+double StepTime::undrafted_ms(int32_t num_seqs) const {
+    const double ratio = plain_ratio(num_seqs);
+    if (ratio > 0.0) return undrafted_.linear(num_seqs) * ratio;
+    return at(num_seqs)(num_seqs) - draft_ms(num_seqs);
+}
+
+/// Of the newest plain steps; 0 while there are too few.
+double StepTime::plain_ratio(int32_t num_seqs) const {
+    const auto own = plain_ratios_.find(num_seqs);
+    if (own != plain_ratios_.end() && own->second.size() >= kMinTail) return own->second.median();
+    return any_plain_ratio_.size() >= kMinTail ? any_plain_ratio_.median() : 0.0;
+}
 
 int32_t StepTime::max_tokens() const {
     return is_padded_ ? static_cast<int32_t>(rows_.front().x.back()) : std::numeric_limits<int32_t>::max();
@@ -146,10 +157,17 @@ void StepTime::add(int32_t num_seqs, int32_t num_tokens, double ms, bool is_draf
             concat("no step has ", num_seqs, " sequences and ", num_tokens, " tokens"));
     }
     if (!is_known()) return;
+    if (!is_drafted && has_undrafted()) {  // drafts that such a step verifies tell of neither curve alone
+        if (num_tokens > num_seqs) return;
+        const double ratio = ms / undrafted_.linear(num_seqs);
+        plain_ratios_[num_seqs].add(ratio);
+        any_plain_ratio_.add(ratio);
+        return;
+    }
     ++num_steps_;
     const Curve curve = at(num_seqs);
     const double size = curve.size_of(num_tokens);
-    const double residual = ms + (is_drafted ? 0.0 : draft_ms(num_seqs)) - curve.base(num_tokens);
+    const double residual = ms - curve.base(num_tokens);
     Group& group = groups_[static_cast<int32_t>(size)];
     group.residuals.add(residual / size);
     group.last_step = num_steps_;

@@ -12,7 +12,9 @@
 ///
 /// Correction: (measured - curve) / tokens of each step, the median per number of tokens, the median of
 /// those: a time per token, which holds what the curve lacks of context length and sampling. What remains is
-/// a constant per number of sequences. Neither is ever negative.
+/// a constant per number of sequences. Neither is ever negative. Plain steps, of one token per sequence and
+/// without proposing drafts, have a correction of their own, measured / curve: on a machine that is slower than
+/// when the curve was taken, what drafting adds would else be counted as what every step takes.
 #pragma once
 
 #include <array>
@@ -91,6 +93,8 @@ public:
     Curve at(int32_t num_seqs) const;
     /// A step of one token per sequence that proposes no drafts.
     double undrafted_ms(int32_t num_seqs) const;
+    /// Whether the curve knows such steps.
+    bool has_undrafted() const { return !undrafted_.x.empty(); }
     /// Most tokens that a step should have: the largest captured size, or no limit.
     int32_t max_tokens() const;
     /// A step has taken `ms`. Nothing happens while no curve is known.
@@ -112,6 +116,7 @@ private:
     };
 
     double draft_ms(int32_t num_seqs) const;
+    double plain_ratio(int32_t num_seqs) const;
     void update_per_token();
 
     std::vector<Row> rows_;  // ascending num_seqs
@@ -122,6 +127,8 @@ private:
     std::map<int32_t, Group> groups_;                    // by executed tokens
     std::map<int32_t, RunningMedian<kTailSize>> tails_;  // by sequences
     RunningMedian<kTailSize> any_tail_;                  // per sequence, of any number of sequences
+    std::map<int32_t, RunningMedian<kTailSize>> plain_ratios_;  // by sequences: measured / curve
+    RunningMedian<kTailSize> any_plain_ratio_;
     double per_token_ms_ = 0.0;
 };
 

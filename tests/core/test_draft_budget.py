@@ -375,13 +375,21 @@ def test_corrections_are_never_negative():
     assert engine.step_ms(8, 8) == engine.step_ms(8, 48) == 10.0
 
 
-def test_steps_without_drafts_correct_the_same_curve():
+def test_plain_steps_have_a_correction_of_their_own():
     engine = make_engine()
     engine.set_step_times(FLAT, [(1, 7.0), (8, 7.0)])
     assert engine.undrafted_step_ms(8) == 7.0
+    for _ in range(5):
+        engine.add_step_time(8, 8, 13.0)
+    assert engine.step_ms(8, 8) == 13.0 and engine.undrafted_step_ms(8) == 10.0, "until they are seen"
+    for _ in range(5):
+        engine.add_step_time(8, 16, 99.0, is_drafted=False)  # not plain
+        engine.add_step_time(8, 8, 3.5, is_drafted=False)
+    assert engine.undrafted_step_ms(8) == 3.5 and engine.step_ms(8, 8) == 13.0
+    assert engine.undrafted_step_ms(1) == 3.5, "elsewhere by the same share"
     for _ in range(9):
-        engine.add_step_time(8, 8, 9.0, is_drafted=False)
-    assert engine.undrafted_step_ms(8) == pytest.approx(9.0) and engine.step_ms(8, 8) == pytest.approx(12.0)
+        engine.add_step_time(1, 1, 14.0, is_drafted=False)
+    assert engine.undrafted_step_ms(1) == 14.0 and engine.undrafted_step_ms(8) == 3.5
 
 
 def test_a_new_curve_forgets_the_corrections():

@@ -27,8 +27,8 @@ from typing import Any
 from deepinfer.entrypoints.llm import LLM
 from deepinfer.sampling_params import SamplingParams
 from deepinfer.settings import Settings
-from tests.support.curves import believed
-from tests.support.engines import WatchedCore, assert_idle, facts, make_llm, watched
+from tests.support.curves import BelievingCore, believed
+from tests.support.engines import assert_idle, facts, make_llm, watched
 from tests.support.paths import ROOT
 
 SPECULATION: dict[str, dict[str, Any]] = {
@@ -149,7 +149,7 @@ def short_work(num_prompts: int) -> Work:
     return Work(tuple(made), tuple(counts))
 
 
-class DisturbedCore(WatchedCore):
+class DisturbedCore(BelievingCore):
     """Counts steps that are planned while another runs, and preempts sequences at random steps.
 
     Args:

@@ -12,8 +12,8 @@ import pytest
 from deepinfer.sampling_params import SamplingParams
 from deepinfer.settings import Settings
 from tests.engine.matrix import bundled_prompts
-from tests.support.curves import CURVES, believed
-from tests.support.engines import PLAIN_STEPS, WatchedCore, facts, generate, greedy, make_llm, watched
+from tests.support.curves import CURVES, BelievingCore, believed
+from tests.support.engines import PLAIN_STEPS, facts, generate, greedy, make_llm, watched
 
 
 @contextlib.contextmanager
@@ -27,7 +27,7 @@ def make(curve: str, **changes: Any) -> Iterator[Any]:
         yield llm
 
 
-class DealtCore(WatchedCore):
+class DealtCore(BelievingCore):
     """Counts rows that the device gave to other sequences than planned."""
 
     def __init__(self, core: Any) -> None:
@@ -84,7 +84,7 @@ def test_results_do_not_depend_on_verify_lengths(workload, expected, curve, is_a
             assert stats.num_cut > 10 and counts.verified_by_position[0] > counts.verified_by_position[4] > 0
             assert core.num_dealt > 5 or not is_async
         elif curve == "steep":
-            assert stats.num_none > 20 and stats.num_undrafted == 0
+            assert stats.num_none > 15 and stats.num_undrafted < stats.num_steps / 3
         else:
             assert stats.num_undrafted > 20 and counts.verified_by_position.sum() < 40
 
