@@ -42,8 +42,9 @@ void bind_draft_budget(py::module_& module, EngineClass& engine) {
              "graphs. undrafted: [(num_seqs, ms)] of steps of one token per sequence that propose no drafts. "
              "Forgets the corrections by add_step_time.")
         .def("add_step_time", &EngineCore::add_step_time, py::arg("num_seqs"), py::arg("num_tokens"),
-             py::arg("ms"), py::arg("is_drafted") = true, Unlocked(),
-             "A decode step has taken ms: corrects the curve.")
+             py::arg("ms"), py::arg("is_drafted") = true, py::arg("num_emitted") = -1, Unlocked(),
+             "A decode step has taken ms: corrects the curve. With the tokens that it emitted: corrects what "
+             "steps with drafts are believed to bring.")
         .def("step_ms", &EngineCore::step_ms, py::arg("num_seqs"), py::arg("num_tokens"),
              "Believed time of a decode step; 0 while no curve is known.")
         .def("undrafted_step_ms", &EngineCore::undrafted_step_ms, py::arg("num_seqs"),

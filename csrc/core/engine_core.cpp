@@ -186,11 +186,16 @@ void EngineCore::set_step_times(std::span<const StepTimePoint> points,
                                 std::span<const UndraftedTime> undrafted) {
     const std::lock_guard lock(mutex_);
     state_.step_time.set_points(points, undrafted);
+    if (draft_budget_ != nullptr) draft_budget_->forget_observations();
 }
 
-void EngineCore::add_step_time(int32_t num_seqs, int32_t num_tokens, double ms, bool is_drafted) {
+void EngineCore::add_step_time(int32_t num_seqs, int32_t num_tokens, double ms, bool is_drafted,
+                               int32_t num_emitted) {
     const std::lock_guard lock(mutex_);
     state_.step_time.add(num_seqs, num_tokens, ms, is_drafted);
+    if (draft_budget_ != nullptr && is_drafted && num_tokens > num_seqs && num_emitted >= 0) {
+        draft_budget_->observe(num_seqs, num_emitted, ms);
+    }
 }
 
 double EngineCore::step_ms(int32_t num_seqs, int32_t num_tokens) {

@@ -64,7 +64,8 @@ public:
     void set_seqlens_q(StepPlan& plan, std::span<const int32_t> seqlens_q);
 
     void set_step_times(std::span<const StepTimePoint> points, std::span<const UndraftedTime> undrafted);
-    void add_step_time(int32_t num_seqs, int32_t num_tokens, double ms, bool is_drafted);
+    /// A decode step of `num_tokens` rows has taken `ms`, and emitted `num_emitted` tokens (-1: not counted).
+    void add_step_time(int32_t num_seqs, int32_t num_tokens, double ms, bool is_drafted, int32_t num_emitted);
     /// Milliseconds that a step is believed to take; 0 while no curve is known.
     double step_ms(int32_t num_seqs, int32_t num_tokens);
     double undrafted_step_ms(int32_t num_seqs);

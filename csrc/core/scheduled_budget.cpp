@@ -52,10 +52,15 @@ void ScheduledDraftBudget::choose(std::span<const DraftCandidate> candidates, st
     const bool is_gain_too_small =
         longest.tokens_per_ms > plain && best.tokens_per_ms < (1.0 + min_gain_) * longest.tokens_per_ms;
     Choice choice = is_gain_too_small ? longest : best;
-    if (!items_.empty()) judge(choice.tokens_per_ms, plain);
+    Rates& rates = rates_of(num_seqs);
+    if (!items_.empty()) judge(choice.tokens_per_ms * rates.share_kept(), plain);
     look_at_plain_steps();
     if (has_drafts && !wants_drafts()) choice = walk(num_seqs, curve, undrafted_ms - curve(num_seqs)).first;
     const int32_t taken = num_seqs + static_cast<int32_t>(choice.num_items);
+    if (choice.num_items > 0 && has_drafts && wants_drafts()) {
+        rates.promised_tokens = rates.promised_tokens * Rates::kFade + choice.tokens_per_ms * curve(taken);
+        rates.promised_ms = rates.promised_ms * Rates::kFade + curve(taken);
+    }
     stats_.price = choice.tokens_per_ms * (curve(taken + 1) - curve(taken));
     const bool takes_all = choice.num_items == items_.size();
     count(has_drafts, choice.num_items, takes_all);
@@ -100,7 +105,7 @@ std::pair<ScheduledDraftBudget::Choice, ScheduledDraftBudget::Choice> ScheduledD
 
 /// Whether drafts are worth proposing, from the best rate with them and that of plain decoding.
 void ScheduledDraftBudget::judge(double tokens_per_ms, double plain_per_ms) {
-    if (tokens_per_ms > plain_per_ms) {
+    if (tokens_per_ms > plain_per_ms * (is_paused_ ? 1.0 + kResumeGain : 1.0)) {
         is_paused_ = false;
         num_losing_ = 0;
         loss_ = 0.0;
@@ -115,6 +120,18 @@ void ScheduledDraftBudget::judge(double tokens_per_ms, double plain_per_ms) {
         steps_since_drafts_ = 0;
         probe_interval_ = std::min(2 * probe_interval_, kMaxProbeInterval);
     }
+}
+
+double ScheduledDraftBudget::Rates::share_kept() const {
+    if (num_steps < kMinSteps || promised_ms <= 0.0) return 1.0;
+    return std::clamp(tokens / ms / (promised_tokens / promised_ms), 0.25, 1.0);
+}
+
+void ScheduledDraftBudget::observe(int32_t num_seqs, int32_t num_emitted, double ms) {
+    Rates& rates = rates_of(num_seqs);
+    rates.tokens = rates.tokens * Rates::kFade + num_emitted;
+    rates.ms = rates.ms * Rates::kFade + ms;
+    ++rates.num_steps;
 }
 
 /// A few plain steps after 16 steps with drafts, after 32 more, ...: the rarer the better they are known.

@@ -23,9 +23,12 @@
 /// that. Where plain decoding is faster for long, or by much, no drafts are proposed at all but for a probe
 /// now and then, the rarer the more of them were in vain; the newest estimates keep being weighed, so a change
 /// of load is answered at once. Drafts that are still at hand then are verified where that pays in a step
-/// that proposes none. While drafts pay, a few plain steps now and then show what these really take.
+/// that proposes none. While drafts pay, a few plain steps now and then show what these really take, and what
+/// steps with drafts really bring, in tokens per time, discounts what the model of them promises.
 #pragma once
 
+#include <array>
+#include <bit>
 #include <cstdint>
 #include <span>
 #include <utility>
@@ -58,10 +61,15 @@ public:
     void choose(std::span<const DraftCandidate> candidates, std::span<int32_t> num_drafts) override;
     bool wants_drafts() const override { return num_plain_ == 0 && (!is_paused_ || is_probe_); }
     const DraftBudgetStats& stats() const { return stats_; }
+    /// A step that verified drafts and proposed new ones has emitted tokens.
+    void observe(int32_t num_seqs, int32_t num_emitted, double ms);
+    /// Forgets what was observed.
+    void forget_observations() { rates_ = {}; }
 
 private:
     static constexpr int32_t kMaxLosing = 200;  ///< steps in a row that plain decoding is no slower
     static constexpr double kMaxLoss = 2.0;     ///< time that they cost more than plain ones, in steps
+    static constexpr double kResumeGain = 0.1;  ///< share by which drafts must win before they come back
     static constexpr int32_t kProbeInterval = 64;  ///< steps until the first probe
     static constexpr int32_t kMaxProbeInterval = 2048;
     static constexpr int32_t kPlainInterval = 16;  ///< steps with drafts until the first plain ones
@@ -72,6 +80,17 @@ private:
         double tokens_per_ms = 0.0;
     };
 
+    /// Tokens per time that steps with drafts promised and brought, each a sum that fades.
+    struct Rates {
+        static constexpr double kFade = 15.0 / 16.0;
+        static constexpr int32_t kMinSteps = 8;
+        double promised_tokens = 0.0, promised_ms = 0.0, tokens = 0.0, ms = 0.0;
+        int32_t num_steps = 0;
+
+        double share_kept() const;  ///< in 0.25 .. 1; 1 while little is known
+    };
+
+    Rates& rates_of(int32_t num_seqs) { return rates_[std::bit_width(static_cast<uint32_t>(num_seqs))]; }
     void list_survivals(std::span<const DraftCandidate> candidates, bool is_potential);
     std::pair<Choice, Choice> walk(int32_t num_seqs, const StepTime::Curve& curve, double shift) const;
     void judge(double tokens_per_ms, double plain_per_ms);
@@ -101,6 +120,7 @@ private:
     int32_t num_plain_ = 0;  ///< steps still to come that propose no drafts, to learn what they take
     int32_t steps_since_plain_ = 0;
     int32_t plain_interval_ = kPlainInterval;
+    std::array<Rates, 33> rates_{};  ///< by the binary order of the number of sequences
     DraftBudgetStats stats_;
 };
 

@@ -222,8 +222,9 @@ class LLMEngine:
         with timers.timed("commit"):
             commit = self.core.commit(step.plan, **result.as_arrays())
             if self._use_draft_budget and not step.plan.is_prefill:
+                plan = step.plan
                 self.core.add_step_time(
-                    step.plan.num_seqs, step.plan.num_rows, result.device_ms, step.plan.wants_drafts
+                    plan.num_seqs, plan.num_rows, result.device_ms, plan.wants_drafts, commit.num_tokens
                 )
         self._in_flight = None
         self.stats.add_step(step.plan, commit)

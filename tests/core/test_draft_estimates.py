@@ -477,6 +477,20 @@ def test_while_drafts_pay_a_few_plain_steps_are_looked_at():
     assert decoding.steps(20)[0].endswith("0" * 10)
 
 
+def test_what_steps_with_drafts_bring_counts():
+    """Promised are 2.44 tokens a step, one comes: less than plain decoding gives."""
+    decoding = Decoding(1, LINE, [(1, 4.9), (8, 11.0)], confidence=0.8)
+    assert decoding.steps(14)[0] == "1" * 14
+    for _ in range(7):
+        decoding.engine.add_step_time(1, 3, 7.0, num_emitted=1)
+    assert "1" * 10 in decoding.steps(20)[0], "seven steps are few"
+    for _ in range(8):
+        decoding.engine.add_step_time(1, 3, 7.0, num_emitted=1)
+    assert decoding.steps(20)[0].endswith("0" * 10)
+    decoding.engine.set_step_times(LINE, [(1, 4.9), (8, 11.0)])
+    assert "1" * 10 in decoding.steps(20)[0], "of another curve nothing is known"
+
+
 def test_prefills_propose_no_drafts_either_while_drafting_is_off():
     decoding = Decoding(2, LINE, [(1, 1.0), (8, 2.0)], confidence=0.1)
     decoding.steps(20)
