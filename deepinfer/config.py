@@ -66,6 +66,9 @@ class CacheConfig:
     num_blocks: int  # blocks in the paged pool, block 0 reserved
     num_state_slots: int  # slots in the state pool, slot 0 reserved
     max_backtracking: int  # positions a decode step may take back
+    prefix_caching: bool = False
+    num_prefix_states: int = 0  # slots among `num_state_slots` for states that the prefix cache keeps
+    prefix_state_interval: int = 0  # tokens between kept states of a prompt; 0: at its last border only
 
 
 @dataclass(frozen=True)

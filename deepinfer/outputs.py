@@ -127,7 +127,7 @@ class RequestMetrics:
     num_preemptions: int = 0
     """How often the request was evicted and recomputed."""
     num_cached_tokens: int = 0
-    """Prompt tokens whose computation was reused."""
+    """Prompt tokens whose computation was reused, by the completion that could reuse the most."""
     num_draft_tokens: int = 0
     """Draft tokens that were proposed."""
     num_verified_tokens: int = 0
@@ -165,6 +165,8 @@ class RequestOutput:
     """Entry i is the log-probability of prompt token i + 1 given the ones before it."""
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     """One entry per prompt token, as in `CompletionOutput.logprobs`; None for the first, which is given."""
+    num_cached_tokens: int = 0
+    """Prompt tokens that no completion had to compute, because an earlier request had."""
     metrics: RequestMetrics = field(default_factory=RequestMetrics)
 
     @property

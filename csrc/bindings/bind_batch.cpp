@@ -15,6 +15,14 @@ auto per_sequence(const StepPlan& plan, const Getter& get) {
     return to_array(std::move(values));
 }
 
+py::array_t<int32_t> copies_of(const std::vector<Copy>& copies) {
+    std::vector<int32_t> values;
+    values.reserve(2 * copies.size());
+    for (const Copy& copy : copies) values.insert(values.end(), {copy.source, copy.target});
+    const auto size = static_cast<py::ssize_t>(copies.size());
+    return to_array(std::move(values), {size, 2});
+}
+
 const char* dtype_name(DataType dtype) {
     switch (dtype) {
         case DataType::kInt32:
@@ -130,6 +138,27 @@ void bind_plan(py::module_& module) {
                 return per_sequence(plan, [](const PlanSequence& entry) { return entry.remap; });
             },
             "int32 [S] index of the same sequence in the plan in flight, -1: none")
+        .def_property_readonly("has_copies", &StepPlan::has_copies)
+        .def_property_readonly(
+            "slot_copies", [](const StepPlan& plan) { return copies_of(plan.slot_copies); },
+            "int32 [n, 2] (source, target) state slots to copy before the forward; all sources are read "
+            "before any target is written")
+        .def_property_readonly(
+            "state_copies", [](const StepPlan& plan) { return copies_of(plan.state_copies); },
+            "int32 [n, 2] likewise, at the end of the step, when its drafts are made")
+        .def_property_readonly(
+            "block_copies", [](const StepPlan& plan) { return copies_of(plan.block_copies); },
+            "int32 [n, 2] blocks, likewise, at the end of the step")
+        .def_property_readonly(
+            "forked_ids",
+            [](const StepPlan& plan) { return to_array(std::vector<int64_t>(plan.forked_ids)); },
+            "int64 [n] sequences that were admitted as copies of one in the plan")
+        .def_property_readonly(
+            "total_lens",
+            [](const StepPlan& plan) {
+                return per_sequence(plan, [](const PlanSequence& entry) { return entry.total_length; });
+            },
+            "int32 [S] of a prefill: tokens up to which decoder rows are needed")
         .def_property_readonly(
             "preempted_ids",
             [](const StepPlan& plan) { return to_array(std::vector<int64_t>(plan.preempted_ids)); },

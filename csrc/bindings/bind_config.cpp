@@ -111,6 +111,13 @@ void bind_config(py::module_& module) {
                        "all drafts are verified unless choosing gains this share of the throughput")
         .def_readwrite("async_scheduling", &CoreConfig::async_scheduling,
                        "one plan may be in flight while the next is scheduled")
+        .def_readwrite("prefix_caching", &CoreConfig::prefix_caching,
+                       "reuse blocks and states of equal prefixes")
+        .def_readwrite("prefix_state_interval", &CoreConfig::prefix_state_interval,
+                       "tokens between states kept of a prompt; 0: at its last border only")
+        .def_readwrite("prefix_salt", &CoreConfig::prefix_salt, "uint64, part of every prefix hash")
+        .def_readwrite("prefix_hash_bits", &CoreConfig::prefix_hash_bits,
+                       "fewer than 128 make hashes collide, which tests want")
         .def_readwrite("max_ngram", &CoreConfig::max_ngram, "columns of ngram_ids")
         .def_readwrite("image_token_begin", &CoreConfig::image_token_begin,
                        "ids [begin, end) are image tokens")
@@ -147,6 +154,8 @@ void bind_config(py::module_& module) {
         .def_readwrite("golden_token_ids", &SequenceParams::golden_token_ids,
                        "forced outputs by index; -1 is free")
         .def_readwrite("needs_text", &SequenceParams::needs_text, "list its new tokens in CommitResult")
+        .def_readwrite("cache_salt", &SequenceParams::cache_salt,
+                       "uint64; only sequences of one salt share what they computed")
         .def_property(
             "arrival_time",
             [](const SequenceParams& params) {

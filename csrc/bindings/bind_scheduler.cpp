@@ -76,12 +76,28 @@ void bind_result(py::module_& module) {
         .def_readonly("num_accepted", &CommitArrays::num_accepted);
 }
 
+void bind_prefix_stats(py::module_& module) {
+    py::class_<PrefixCacheStats>(module, "PrefixCacheStats", "Totals since the start, but for the two sizes.")
+        .def_readonly("num_queries", &PrefixCacheStats::num_queries, "admissions that were looked up")
+        .def_readonly("num_hits", &PrefixCacheStats::num_hits, "of these, how many resumed from a snapshot")
+        .def_readonly("num_query_tokens", &PrefixCacheStats::num_query_tokens,
+                      "tokens of the admissions, forks included")
+        .def_readonly("num_hit_tokens", &PrefixCacheStats::num_hit_tokens,
+                      "of these, how many were not computed")
+        .def_readonly("num_forks", &PrefixCacheStats::num_forks, "admissions as copies of an equal prompt")
+        .def_readonly("num_evicted_blocks", &PrefixCacheStats::num_evicted_blocks)
+        .def_readonly("num_evicted_snapshots", &PrefixCacheStats::num_evicted_snapshots)
+        .def_readonly("num_blocks", &PrefixCacheStats::num_blocks, "known now")
+        .def_readonly("num_snapshots", &PrefixCacheStats::num_snapshots, "kept now");
+}
+
 }  // namespace
 
 void bind_scheduler(py::module_& module, EngineClass& engine) {
     bind_result(module);
     using Unlocked = py::call_guard<py::gil_scoped_release>;
     const py::object none = py::none();
+    bind_prefix_stats(module);
     engine.def(py::init<const CoreConfig&>(), py::arg("config"), "ValueError when a limit cannot work.")
         .def(
             "set_compressed_vocab",
@@ -132,6 +148,9 @@ void bind_scheduler(py::module_& module, EngineClass& engine) {
              "confidences float32 [S, k].")
         .def("discard_in_flight", &EngineCore::discard_in_flight, Unlocked(),
              "Forgets all plans in flight; their sequences are recomputed. Returns the number of plans.")
+        .def("reset_prefix_cache", &EngineCore::reset_prefix_cache, Unlocked(),
+             "Forgets every prefix; False, and nothing changes, while a sequence is unfinished or in flight.")
+        .def("prefix_cache_stats", &EngineCore::prefix_cache_stats, Unlocked())
         .def("check_integrity", &EngineCore::check_integrity, Unlocked(),
              "RuntimeError names the first broken invariant.")
         .def("attention_flops", &EngineCore::attention_flops, py::arg("begin"), py::arg("end"),

@@ -71,17 +71,22 @@ public:
 
     CommitResult run() {
         int32_t row = 0;
+        auto snapshot = plan_.snapshots.begin();  // in the order of the sequences
         for (int32_t s = 0; s < plan_.num_seqs(); ++s) {
             const PlanSequence& entry = plan_.sequences[s];
             Sequence& sequence = *entry.sequence;
             int32_t num_new = 0;
             if (!sequence.is_finished()) {
                 num_new = apply(entry, sequence, s, row);
+                publish(sequence);
                 if (num_new > 0 && sequence.params.needs_text) report_text(sequence, num_new);
             }
             result_.num_new_tokens.push_back(num_new);
             result_.num_tokens += num_new;
             row += entry.num_outputs();
+            for (; snapshot != plan_.snapshots.end() && snapshot->sequence == &sequence; ++snapshot) {
+                publish(*snapshot);
+            }
             state_.leave_flight(sequence);
         }
         state_.compact();
@@ -120,6 +125,23 @@ private:
             if (!sequence.is_evicting) give_back_surplus(sequence);
         }
         return num_new;
+    }
+
+    /// Blocks that the step has filled are known from now on, unless its results are unsound.
+    void publish(Sequence& sequence) {
+        if (sequence.error_kind == ErrorKind::kNumerics) state_.prefix_cache.retract(sequence);
+        if (sequence.error_kind != ErrorKind::kNone) return;
+        const int32_t num_computed = plan_.is_prefill() ? sequence.num_computed : sequence.length() - 1;
+        if (num_computed >= sequence.publish_at) state_.prefix_cache.publish(sequence, num_computed);
+    }
+
+    void publish(const Snapshot& snapshot) {
+        Sequence& sequence = *snapshot.sequence;
+        if (sequence.num_computed >= snapshot.border && sequence.error_kind == ErrorKind::kNone) {
+            state_.prefix_cache.publish_snapshot(sequence, snapshot.border, snapshot.slot);
+        } else {
+            state_.slots.release(snapshot.slot);
+        }
     }
 
     ErrorKind fault(int32_t row) const {

@@ -51,6 +51,12 @@ void CoreConfig::validate() const {
     require_at_least("max_preemptions", max_preemptions, 0, "0 spares every sequence from younger ones");
     require_at_least("draft_budget_min_gain", draft_budget_min_gain, 0.0, "a share of the throughput");
     require_at_least("max_ngram", max_ngram, 0, "columns of ngram_ids");
+    require_at_least("prefix_state_interval", prefix_state_interval, 0, "0: the last border only");
+    if (prefix_state_interval % block_size != 0) {
+        throw std::invalid_argument(concat("prefix_state_interval=", prefix_state_interval,
+                                           " must be a multiple of block_size=", block_size));
+    }
+    require_at_least("prefix_hash_bits", prefix_hash_bits, 1, "bits");
     if (image_token_end < image_token_begin) {
         throw std::invalid_argument(
             concat("image token range [", image_token_begin, ", ", image_token_end, ") is empty backwards"));

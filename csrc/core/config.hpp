@@ -34,6 +34,10 @@ struct CoreConfig {
     bool use_draft_budget = false;        ///< choose how many drafts to verify; else all
     double draft_budget_min_gain = 0.02;  ///< verify all drafts unless choosing gains this share
     bool async_scheduling = false;        ///< one plan may be in flight while the next is scheduled
+    bool prefix_caching = false;          ///< reuse blocks and states of equal prefixes
+    int32_t prefix_state_interval = 0;    ///< tokens between states kept of a prompt; 0: at its end only
+    uint64_t prefix_salt = 0;             ///< part of every prefix hash: which model, which weights
+    int32_t prefix_hash_bits = 128;       ///< fewer make hashes collide, which tests want
     int32_t max_ngram = 0;                ///< columns of ngram_ids
     int32_t image_token_begin = -1;       ///< ids [begin, end) are image tokens and block n-gram windows
     int32_t image_token_end = -1;

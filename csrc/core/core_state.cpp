@@ -30,6 +30,7 @@ CoreState::CoreState(const CoreConfig& config)
       work(config.attention_terms, config.flops_per_token),
       blocks(config.num_blocks),
       slots(config.num_state_slots),
+      prefix_cache(this->config, blocks, slots),
       calibration(config.num_draft_tokens),
       decode_steps(config.prefill_attempt_interval) {}
 
@@ -39,13 +40,36 @@ int32_t CoreState::num_blocks_leaving() const {
     return count;
 }
 
-void CoreState::admit(Sequence& sequence) {
+void CoreState::admit(Sequence& sequence, PrefixHit&& hit) {
     DI_CHECK(sequence.state_slot == 0 && sequence.blocks.empty(), "sequence ", sequence.id,
              " holds resources");
-    sequence.state_slot = slots.allocate();
-    blocks.allocate(config.blocks_for(sequence.length()), sequence.blocks);
+    sequence.state_slot = prefix_cache.take_slot();
+    sequence.blocks = std::move(hit.blocks);
+    allocate_blocks(config.blocks_for(sequence.length()) - sequence.num_blocks(), sequence.blocks);
+    sequence.num_computed = hit.num_tokens;
+    sequence.fork_border = hit.num_known > hit.num_tokens ? hit.num_known : 0;
     sequence.num_overtaken = 0;
+    if (sequence.metrics.first_scheduled == 0.0) sequence.metrics.num_cached_tokens = hit.num_tokens;
     partial.push_back(&sequence);
+}
+
+void CoreState::admit_fork(Sequence& sequence, const Sequence& leader, StepPlan& plan) {
+    const int32_t num_shared = (sequence.length() - 1) / config.block_size;
+    PrefixHit hit;
+    hit.num_tokens = sequence.length() - 1;
+    hit.blocks.assign(leader.blocks.begin(), leader.blocks.begin() + num_shared);
+    for (const int32_t block : hit.blocks) blocks.share(block);
+    admit(sequence, std::move(hit));
+    plan.state_copies.push_back({leader.state_slot, sequence.state_slot});
+    if (sequence.num_computed % config.block_size != 0) {
+        plan.block_copies.push_back({leader.blocks[num_shared], sequence.blocks[num_shared]});
+    }
+    plan.forked_ids.push_back(sequence.id);
+    prefix_cache.count_fork(sequence);
+}
+
+void CoreState::allocate_blocks(int32_t count, std::vector<int32_t>& table) {
+    for (int32_t i = 0; i < count; ++i) table.push_back(prefix_cache.take_block());
 }
 
 void CoreState::start_running(Sequence& sequence) {
@@ -76,6 +100,15 @@ void CoreState::restart(Sequence& sequence) {
     sequence.newest_estimates.size = sequence.previous_estimates.size = 0;
     sequence.is_evicting = sequence.num_in_flight > 0;
     drop_or_leave(sequence);
+}
+
+void CoreState::restart_fork(int64_t id) {
+    const auto found = sequences.all().find(id);
+    if (found == sequences.all().end()) return;
+    Sequence& sequence = *found->second;
+    // In flight it is restarted with its own step.
+    const bool is_waiting = sequence.status == SequenceStatus::kWaiting && !sequence.is_evicting;
+    if (is_waiting && sequence.num_in_flight == 0 && sequence.state_slot != 0) restart(sequence);
 }
 
 void CoreState::finish(Sequence& sequence, FinishReason reason, ErrorKind kind, double now) {
@@ -133,6 +166,8 @@ void CoreState::drop_resources(Sequence& sequence) {
     sequence.state_slot = 0;
     sequence.num_computed = 0;
     sequence.num_drafts = 0;
+    sequence.fork_border = sequence.publish_at = 0;
+    sequence.prefix.num_published = sequence.prefix.node = 0;
 }
 
 void CoreState::drop_or_leave(Sequence& sequence) {

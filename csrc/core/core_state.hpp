@@ -17,6 +17,7 @@
 #include "config.hpp"
 #include "draft_calibration.hpp"
 #include "flops.hpp"
+#include "prefix_cache.hpp"
 #include "sequence.hpp"
 #include "step_plan.hpp"
 #include "step_time.hpp"
@@ -28,11 +29,14 @@ double monotonic_seconds();
 
 struct CoreState {
     explicit CoreState(const CoreConfig& config);
+    CoreState(const CoreState&) = delete;
+    CoreState& operator=(const CoreState&) = delete;
 
     CoreConfig config;
     WorkModel work;
     BlockPool blocks;
     BlockPool slots;
+    PrefixCache prefix_cache;
     SequencePool sequences;
     StepTime step_time;
     DraftCalibration calibration;
@@ -52,8 +56,14 @@ struct CoreState {
     /// Blocks that come free when the steps in flight are committed.
     int32_t num_blocks_leaving() const;
 
-    /// Takes a slot and the blocks of the whole known length; the caller has checked that they exist.
-    void admit(Sequence& sequence);
+    /// Takes a slot and, behind the blocks of `hit`, which `PrefixCache::take` has taken, those of the whole
+    /// known length; the caller has checked that they exist.
+    void admit(Sequence& sequence, PrefixHit&& hit);
+    /// Admits a sequence whose tokens are those of `leader`, whose last chunk has just been scheduled: it
+    /// shares the full blocks in front of the last token and gets the rest by copies behind that step.
+    void admit_fork(Sequence& sequence, const Sequence& leader, StepPlan& plan);
+    /// Appends free blocks to a table; the caller has checked that they exist.
+    void allocate_blocks(int32_t count, std::vector<int32_t>& table);
     /// waiting -> running, when its prompt is scheduled to the end.
     void start_running(Sequence& sequence);
     /// Back to waiting, to be recomputed; resources go back now, or at the commit when it is in flight.
@@ -65,6 +75,8 @@ struct CoreState {
     void leave_flight(Sequence& sequence);
     /// Back to waiting without a mark: its step never happened, caches may be half written.
     void restart(Sequence& sequence);
+    /// The copies to a forked sequence never happened: `restart`, unless it has no use for them any more.
+    void restart_fork(int64_t id);
     /// Gives back the blocks behind the first `num_tokens` tokens.
     void trim_blocks(Sequence& sequence, int32_t num_tokens);
     /// Closes the holes in `running`; whoever walks it has called this.

@@ -102,7 +102,7 @@ bool DecodePolicy::try_everybody(CoreState& state) {
     for (Candidate& candidate : candidates_) {
         const int32_t wanted = demand(config, *candidate.sequence, candidate.length + candidate.max_drafts);
         const int32_t need = wanted - candidate.sequence->num_blocks();
-        if (need > 0) state.blocks.allocate(need, candidate.sequence->blocks);
+        if (need > 0) state.allocate_blocks(need, candidate.sequence->blocks);
         candidate.is_served = true;
     }
     return true;
@@ -127,7 +127,7 @@ void DecodePolicy::serve_in_order(CoreState& state, DecodeChoice& choice) {
             demand(config, *candidate.sequence, candidate.length) - candidate.sequence->num_blocks();
         if (need > 0) {
             if (!find_block(state, place, need, choice)) continue;
-            state.blocks.allocate(need, candidate.sequence->blocks);
+            state.allocate_blocks(need, candidate.sequence->blocks);
         }
         candidate.is_served = true;
     }
@@ -138,7 +138,7 @@ void DecodePolicy::serve_in_order(CoreState& state, DecodeChoice& choice) {
             demand(config, *candidate->sequence, candidate->length + candidate->max_drafts);
         const int32_t taken =
             std::min(state.blocks.num_free(), std::max(0, wanted - static_cast<int32_t>(table.size())));
-        state.blocks.allocate(taken, table);
+        state.allocate_blocks(taken, table);
         const int64_t room =
             int64_t{candidate->sequence->num_blocks()} * config.block_size - candidate->length;
         candidate->max_drafts = static_cast<int32_t>(std::clamp<int64_t>(room, 0, candidate->max_drafts));

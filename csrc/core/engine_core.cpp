@@ -144,6 +144,8 @@ int32_t EngineCore::discard_in_flight() {
             state_.leave_flight(sequence);
             if (!is_leaving && sequence.num_in_flight == 0) state_.restart(sequence);
         }
+        for (const Snapshot& snapshot : plan->snapshots) state_.slots.release(snapshot.slot);
+        for (const int64_t id : plan->forked_ids) state_.restart_fork(id);
         plan->is_outstanding = false;
         state_.in_flight.pop_front();
     }
@@ -227,6 +229,18 @@ CoreCounts EngineCore::counts() {
     const std::lock_guard lock(mutex_);
     return {state_.num_running(),    static_cast<int32_t>(state_.waiting.size()),   state_.blocks.num_free(),
             state_.slots.num_free(), static_cast<int32_t>(state_.in_flight.size()), state_.num_preemptions};
+}
+
+bool EngineCore::reset_prefix_cache() {
+    const std::lock_guard lock(mutex_);
+    if (!state_.waiting.empty() || state_.num_running() > 0 || !state_.in_flight.empty()) return false;
+    state_.prefix_cache.reset();
+    return true;
+}
+
+PrefixCacheStats EngineCore::prefix_cache_stats() {
+    const std::lock_guard lock(mutex_);
+    return state_.prefix_cache.stats();
 }
 
 void EngineCore::check_integrity() {

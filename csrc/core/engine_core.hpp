@@ -74,6 +74,9 @@ public:
     void reset_reliability();
 
     CoreCounts counts();
+    /// Forgets every prefix; false, and nothing changes, while a sequence is unfinished or a step in flight.
+    bool reset_prefix_cache();
+    PrefixCacheStats prefix_cache_stats();
     void check_integrity();
     std::vector<int32_t> free_blocks();
     std::vector<int32_t> free_slots();

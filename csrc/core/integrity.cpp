@@ -17,12 +17,20 @@ void check_pool(const char* name, const BlockPool& pool, const std::vector<int32
         DI_CHECK(!is_free[id], name, " ", id, " is twice in the free list");
         is_free[id] = true;
     }
+    int32_t num_cached = 0;
     DI_CHECK(holders[0] == 0, name, " 0 is reserved but held");
     for (int32_t id = 1; id < pool.num_blocks(); ++id) {
         DI_CHECK(pool.ref_count(id) == holders[id], name, " ", id, " ref_count=", pool.ref_count(id),
                  " holders=", holders[id]);
         DI_CHECK(is_free[id] == (holders[id] == 0), name, " ", id,
                  is_free[id] ? " is free but held" : " is lost");
+        num_cached += is_free[id] && pool.is_kept(id) ? 1 : 0;
+    }
+    DI_CHECK(num_cached == pool.num_cached(), name, " cached=", pool.num_cached(), " known=", num_cached);
+    const std::vector<int32_t> ids = pool.free_ids();
+    for (size_t i = 0; i < ids.size(); ++i) {
+        DI_CHECK(pool.is_kept(ids[i]) == (static_cast<int32_t>(i) >= pool.num_plain()), name, " ", ids[i],
+                 " is in the wrong free list");
     }
 }
 
@@ -93,6 +101,30 @@ void check_lengths(const CoreState& state) {
     }
 }
 
+/// A block with several holders, or one that is known, is full and nobody writes to it any more.
+void check_sharing(const CoreState& state, const std::vector<int32_t>& holders) {
+    const int32_t size = state.config.block_size;
+    std::unordered_map<const Sequence*, int32_t> ends;
+    for (const auto& plan : state.in_flight) {
+        if (!plan->is_prefill()) continue;
+        for (const PlanSequence& entry : plan->sequences) ends[entry.sequence] = entry.end();
+    }
+    for (const auto& [id, sequence] : state.sequences.all()) {
+        const auto planned = ends.find(sequence.get());
+        const int32_t num_written =
+            std::max(sequence->num_computed, planned == ends.end() ? 0 : planned->second);
+        for (int32_t i = 0; i < sequence->num_blocks(); ++i) {
+            const int32_t block = sequence->blocks[i];
+            if (holders[block] == 1 && !state.blocks.is_kept(block)) continue;
+            DI_CHECK(state.config.prefix_caching, "block ", block, " is shared");
+            DI_CHECK(int64_t{i + 1} * size <= num_written, "block ", block,
+                     " is shared or known, sequence ", id, " has written ", num_written, " tokens");
+            DI_CHECK(std::count(sequence->blocks.begin(), sequence->blocks.end(), block) == 1, "block ",
+                     block, " is twice in the table of sequence ", id);
+        }
+    }
+}
+
 }  // namespace
 
 void check_integrity(const CoreState& state) {
@@ -105,14 +137,16 @@ void check_integrity(const CoreState& state) {
         }
         if (sequence->state_slot != 0) ++slot_holders[sequence->state_slot];
     }
+    for (const auto& plan : state.in_flight) {
+        for (const Snapshot& snapshot : plan->snapshots) ++slot_holders[snapshot.slot];
+    }
     check_pool("block", state.blocks, block_holders);
     check_pool("slot", state.slots, slot_holders);
     for (int32_t slot = 1; slot < state.slots.num_blocks(); ++slot) {
         DI_CHECK(slot_holders[slot] <= 1, "slot ", slot, " is shared");
     }
-    for (int32_t block = 1; block < state.blocks.num_blocks(); ++block) {
-        DI_CHECK(block_holders[block] <= 1, "block ", block, " is shared");
-    }
+    check_sharing(state, block_holders);
+    state.prefix_cache.check();
     check_queues(state);
     check_lengths(state);
     std::unordered_map<const Sequence*, int32_t> flights;

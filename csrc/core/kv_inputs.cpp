@@ -3,6 +3,16 @@
 #include <algorithm>
 
 namespace deepinfer {
+namespace {
+
+void fill_copies(const std::vector<Copy>& copies, int32_t* out) {
+    for (const Copy& copy : copies) {
+        *out++ = copy.source;
+        *out++ = copy.target;
+    }
+}
+
+}  // namespace
 
 void add_kv_layout(const StepPlan& plan, Layout& layout) {
     const int64_t num_seqs = plan.num_seqs();
@@ -14,6 +24,10 @@ void add_kv_layout(const StepPlan& plan, Layout& layout) {
     layout.add("keep_all", DataType::kInt32, num_seqs);
     layout.add("window_starts", DataType::kInt32, num_seqs);
     layout.add("block_tables", DataType::kInt32, num_seqs, plan.max_blocks);
+    if (!plan.has_copies()) return;
+    layout.add("slot_copies", DataType::kInt32, static_cast<int64_t>(plan.slot_copies.size()), 2);
+    layout.add("state_copies", DataType::kInt32, static_cast<int64_t>(plan.state_copies.size()), 2);
+    layout.add("block_copies", DataType::kInt32, static_cast<int64_t>(plan.block_copies.size()), 2);
 }
 
 void fill_kv_inputs(const CoreConfig& config, const StepPlan& plan, BufferWriter& writer) {
@@ -33,9 +47,9 @@ void fill_kv_inputs(const CoreConfig& config, const StepPlan& plan, BufferWriter
         *seqlens_q++ = entry.num_rows;
         *seqlens_k++ = entry.end();
         *state_slots++ = entry.sequence->state_slot;
-        // A prompt chunk may skip decoder rows only when later tokens do not need them, so it must know the
-        // whole length.
-        *total_lens++ = plan.is_prefill() ? entry.known_length : entry.end();
+        // A prompt chunk may skip decoder rows only when neither later tokens nor a state that is going to be
+        // kept needs them, so it must know how far they are.
+        *total_lens++ = plan.is_prefill() ? entry.total_length : entry.end();
         // Rows that were scored before a preemption are history of the ones that still are to be.
         *keep_all++ = plan.is_prefill() && entry.sequence->still_scores() ? 1 : 0;
         *window_starts++ = entry.sequence->replay_start(config.replay_keep_tokens);
@@ -45,6 +59,10 @@ void fill_kv_inputs(const CoreConfig& config, const StepPlan& plan, BufferWriter
         std::fill(std::copy_n(blocks.begin(), used, table), end, 0);
         table = end;
     }
+    if (!plan.has_copies()) return;
+    fill_copies(plan.slot_copies, writer.next<int32_t>("slot_copies"));
+    fill_copies(plan.state_copies, writer.next<int32_t>("state_copies"));
+    fill_copies(plan.block_copies, writer.next<int32_t>("block_copies"));
 }
 
 }  // namespace deepinfer

@@ -1,6 +1,7 @@
 #include "prefill_policy.hpp"
 
 #include <algorithm>
+#include <unordered_map>
 
 namespace deepinfer {
 namespace {
@@ -40,6 +41,63 @@ int32_t chunk_size(const CoreState& state, const Budgets& budgets, int32_t start
     return is_first || rows >= config.min_prefill_chunk ? rows : 0;
 }
 
+/// The next border behind `start` at which the state of `sequence` is to be kept; 0: none.
+int32_t next_state_border(const CoreState& state, const Sequence& sequence, int32_t start,
+                          int32_t fork_border) {
+    const CoreConfig& config = state.config;
+    // A prompt that is scored ends its chunks anywhere, and a whole prompt has no borders.
+    if (!config.prefix_caching || !config.chunked_prefill || sequence.still_scores()) return 0;
+    int32_t border = (sequence.length() - 1) / config.block_size * config.block_size;
+    if (border <= start) return 0;
+    if (fork_border > start) border = std::min(border, fork_border);
+    const int32_t interval = config.prefix_state_interval;
+    if (interval > 0) border = std::min(border, (start / interval + 1) * interval);
+    return border;
+}
+
+/// Sequences that are being prefilled, by their tokens: an equal one waits for them.
+class Leaders {
+public:
+    explicit Leaders(const CoreState& state) : cache_(state.prefix_cache) {
+        if (!cache_.is_enabled()) return;
+        for (Sequence* sequence : state.partial) {
+            leaders_.emplace(cache_.key_of(*sequence), Leader{sequence, false});
+        }
+    }
+
+    struct Leader {
+        Sequence* sequence;
+        bool ends;  ///< its last chunk is in this step
+    };
+
+    /// Null when nobody does the work of `sequence` yet.
+    const Leader* find(Sequence& sequence) const {
+        if (leaders_.empty() || sequence.still_scores()) return nullptr;
+        const auto found = leaders_.find(cache_.key_of(sequence));
+        if (found == leaders_.end()) return nullptr;
+        const Sequence& leader = *found->second.sequence;
+        const bool is_equal = &leader != &sequence && leader.tokens == sequence.tokens &&
+                              cache_.may_share(leader, sequence);
+        return is_equal ? &found->second : nullptr;
+    }
+
+    void add_chunk(Sequence& sequence, bool is_last) {
+        if (!cache_.is_enabled()) return;
+        const auto entry = leaders_.emplace(cache_.key_of(sequence), Leader{&sequence, false}).first;
+        if (entry->second.sequence != &sequence || !is_last) return;
+        entry->second.ends = true;
+        any_ends_ = true;
+    }
+
+    /// Whether somebody ends his prompt in this step, so that equal ones can be forked.
+    bool any_ends() const { return any_ends_; }
+
+private:
+    const PrefixCache& cache_;
+    std::unordered_map<PrefixHash, Leader> leaders_;
+    bool any_ends_ = false;
+};
+
 }  // namespace
 
 PrefillChoice choose_prefill(const CoreState& state) {
@@ -58,42 +116,66 @@ PrefillChoice choose_prefill(const CoreState& state) {
     bool pool_is_idle = free_blocks == config.num_blocks - 1;
     bool is_closed = false;  // somebody has been overtaken too often: no admission behind him
     size_t num_partial_left = state.partial.size();
+    size_t num_passed_by = 0;  // sequences that the budgets leave no room for
+    Leaders leaders(state);
     std::vector<Sequence*> blocked;
 
     for (const auto& [id, sequence] : state.waiting) {
-        if (budgets.tokens == 0 || budgets.sum_seqlen_k <= 0) break;
+        const bool is_full = budgets.tokens == 0 || budgets.sum_seqlen_k <= 0;
+        if (is_full && (!leaders.any_ends() || ++num_passed_by > kMaxSkipped)) break;
         if (sequence->is_evicting) continue;
         const bool is_admission = sequence->state_slot == 0;
         if (!is_admission) --num_partial_left;
         const int32_t length = sequence->length();
-        int32_t own_growth = 0;
+        int32_t own_growth = 0, num_taken = 0;
+        PrefixHit hit;
+        const Leaders::Leader* leader = nullptr;
         if (is_admission) {
             if (is_closed || admitted >= config.max_num_seqs || blocked.size() >= kMaxSkipped) {
                 if (num_partial_left == 0) break;
                 continue;
             }
+            leader = leaders.find(*sequence);
+            if (leader != nullptr && !leader->ends) continue;
+            if (leader == nullptr && is_full) continue;
             const int32_t need = config.blocks_for(length);
+            if (leader != nullptr) {
+                num_taken = need - (length - 1) / config.block_size;
+            } else {
+                hit = state.prefix_cache.find(*sequence);
+                num_taken = need - static_cast<int32_t>(hit.blocks.size()) +
+                            state.blocks.num_unheld(hit.blocks);
+            }
             own_growth = growth(config, *sequence, length, need);
-            const bool fits = free_slots > 0 && need <= free_blocks &&
-                              (pool_is_idle || int64_t{need} + own_growth + headroom <= free_blocks);
+            const bool fits = free_slots > 0 && num_taken <= free_blocks &&
+                              (pool_is_idle || int64_t{num_taken} + own_growth + headroom <= free_blocks);
             if (!fits) {
                 is_closed = sequence->num_overtaken >= config.max_overtakes;
                 blocked.push_back(sequence);
                 continue;
             }
         }
-        if (length > budgets.sum_seqlen_k) continue;
-        const int32_t start = sequence->next_computed();
-        const int32_t rows = chunk_size(state, budgets, start, length - start, choice.chunks.empty());
-        if (rows == 0) continue;
-        choice.chunks.push_back({sequence, start, rows, is_admission});
-        budgets.tokens -= rows;
-        budgets.sum_seqlen_k -= length;
-        if (budgets.flops >= 0.0) {
-            budgets.flops = std::max(0.0, budgets.flops - state.work.attention_flops(start, start + rows));
+        if (leader != nullptr) {
+            choice.forks.push_back({sequence, leader->sequence});
+        } else {
+            if (is_full || length > budgets.sum_seqlen_k) continue;
+            const int32_t start = is_admission ? hit.num_tokens : sequence->next_computed();
+            int32_t rows = chunk_size(state, budgets, start, length - start, choice.chunks.empty());
+            if (rows == 0) continue;
+            const int32_t fork_border = is_admission ? hit.num_known : sequence->fork_border;
+            const int32_t border = next_state_border(state, *sequence, start, fork_border);
+            if (border > 0) rows = std::min(rows, border - start);
+            leaders.add_chunk(*sequence, start + rows == length);
+            choice.chunks.push_back({sequence, start, rows, is_admission, std::move(hit), border});
+            budgets.tokens -= rows;
+            budgets.sum_seqlen_k -= length;
+            if (budgets.flops >= 0.0) {
+                budgets.flops =
+                    std::max(0.0, budgets.flops - state.work.attention_flops(start, start + rows));
+            }
         }
         if (is_admission) {
-            free_blocks -= config.blocks_for(length);
+            free_blocks -= num_taken;
             --free_slots;
             ++admitted;
             headroom += own_growth;

@@ -13,9 +13,17 @@ struct PrefillChoice {
         Sequence* sequence;
         int32_t start;
         int32_t num_rows;
-        bool is_admission;  ///< it takes its slot and blocks with this chunk
+        bool is_admission;     ///< it takes its slot and blocks with this chunk
+        PrefixHit hit;         ///< what it then need not compute
+        int32_t state_border;  ///< the next border at which its state is kept; 0: none
+    };
+    /// A sequence that is admitted without rows of its own, as a copy of an equal one.
+    struct Fork {
+        Sequence* sequence;
+        Sequence* leader;  ///< its prompt ends in this step
     };
     std::vector<Chunk> chunks;
+    std::vector<Fork> forks;
     std::vector<Sequence*> passed;  ///< did not fit while a later one was admitted, once per later one
 };
 
@@ -25,6 +33,9 @@ struct PrefillChoice {
 /// have passed it. Token, length and FLOPs budgets are whole again in the next step and need no such bound:
 /// whoever is first then always fits. Nothing is admitted into the room that running sequences need for their
 /// next `admission_headroom_tokens` tokens, unless nobody else holds a block.
+///
+/// With a prefix cache an admission starts behind what is known of its tokens, a chunk ends where the state is
+/// to be kept, and a sequence whose tokens are those of one that is being prefilled waits for it and is forked.
 PrefillChoice choose_prefill(const CoreState& state);
 
 }  // namespace deepinfer

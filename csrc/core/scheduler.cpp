@@ -17,7 +17,7 @@ void add_to_plan(StepPlan& plan, Sequence& sequence, int32_t start, int32_t num_
     entry.start = start;
     entry.num_rows = num_rows;
     entry.max_rows = max_rows;
-    entry.known_length = sequence.length();
+    entry.known_length = entry.total_length = sequence.length();
     entry.num_samples = num_samples;
     entry.remap = sequence.num_in_flight > 0 ? sequence.last.index : -1;
     plan.num_matched += entry.remap >= 0 ? 1 : 0;
@@ -120,21 +120,39 @@ std::shared_ptr<StepPlan> Scheduler::schedule(CoreState& state, std::optional<St
 }
 
 std::shared_ptr<StepPlan> Scheduler::plan_prefill(CoreState& state) {
-    const PrefillChoice choice = choose_prefill(state);
+    PrefillChoice choice = choose_prefill(state);
     if (choice.chunks.empty()) return nullptr;
     for (Sequence* sequence : choice.passed) ++sequence->num_overtaken;
     auto plan = std::make_shared<StepPlan>();
     plan->kind = StepKind::kPrefill;
     plan->wants_drafts = budget_->wants_drafts();
     const double now = monotonic_seconds();
-    for (const PrefillChoice::Chunk& chunk : choice.chunks) {
+    // What is found is held before anybody takes blocks or slots and makes the cache forget.
+    for (const PrefillChoice::Chunk& chunk : choice.chunks) state.prefix_cache.take(chunk.hit);
+    for (PrefillChoice::Chunk& chunk : choice.chunks) {
         Sequence& sequence = *chunk.sequence;
-        if (chunk.is_admission) state.admit(sequence);
+        if (chunk.is_admission) {
+            const int32_t snapshot = chunk.hit.snapshot;
+            state.prefix_cache.count_query(sequence, chunk.hit.num_tokens);
+            state.admit(sequence, std::move(chunk.hit));
+            if (snapshot != 0) plan->slot_copies.push_back({snapshot, sequence.state_slot});
+        }
         const bool is_last = chunk.start + chunk.num_rows == sequence.length();
         add_to_plan(*plan, sequence, chunk.start, chunk.num_rows, chunk.num_rows, is_last ? 1 : 0, now);
+        if (chunk.state_border > 0) plan->sequences.back().total_length = chunk.state_border;
         if (is_last) state.start_running(sequence);
     }
-    state.decode_steps = 0;
+    for (const PrefillChoice::Fork& fork : choice.forks) {
+        state.admit_fork(*fork.sequence, *fork.leader, *plan);
+    }
+    for (const PrefillChoice::Chunk& chunk : choice.chunks) {
+        if (chunk.state_border != chunk.start + chunk.num_rows || state.slots.num_free() == 0) continue;
+        const int32_t slot = state.prefix_cache.take_slot();
+        plan->state_copies.push_back({chunk.sequence->state_slot, slot});
+        plan->snapshots.push_back({chunk.sequence, chunk.state_border, slot});
+    }
+    // Who was forked computes his last token next, together with the others.
+    state.decode_steps = choice.forks.empty() ? 0 : state.config.prefill_attempt_interval;
     return plan;
 }
 

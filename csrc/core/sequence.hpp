@@ -12,6 +12,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "prefix_hash.hpp"
 #include "types.hpp"
 
 namespace deepinfer {
@@ -40,6 +41,7 @@ struct SequenceParams {
     int32_t num_prompt_logprobs = -1;
     std::vector<int32_t> golden_token_ids;  ///< forced output tokens by output index; -1 leaves one free
     bool needs_text = false;                ///< its new tokens are listed in `CommitResult`
+    uint64_t cache_salt = 0;                ///< only sequences of one salt share what they computed
     double arrival_time = -1.0;             ///< monotonic seconds; negative: the moment of `add`
 };
 
@@ -94,6 +96,21 @@ struct FollowedBlock {
     uint8_t num_accepted = 0;  ///< `size`: it stood, the token behind it is to come
 };
 
+/// Hashes of a sequence's tokens, computed when somebody asks.
+struct PrefixKeys {
+    std::vector<PrefixHash> blocks;  // of the tokens up to the end of each full block
+    PrefixHash whole;                ///< of the first `whole_length` tokens
+    int32_t whole_length = 0;
+};
+
+/// What the prefix cache knows of a sequence's blocks.
+struct PublishedPrefix {
+    PrefixKeys keys;
+    int32_t num_published = 0;  ///< leading blocks that were known once
+    int32_t node = 0;           ///< the node of the last of them,
+    int64_t serial = 0;         ///< if it still has this serial
+};
+
 /// The newest step that scheduled a sequence; meaningful while that step is in flight.
 struct LastStep {
     int32_t index = 0;        ///< row of the sequence in the plan
@@ -131,6 +148,9 @@ struct Sequence {
     int32_t kept_outputs = -1;  ///< outputs that count after `stop` cut it short; -1: all
     int32_t num_overtaken = 0;  ///< later requests admitted while this one did not fit
     int32_t num_scored = 0;     ///< prompt log-probabilities received
+    int32_t fork_border = 0;    ///< where known blocks without a state ended when it was admitted
+    int32_t publish_at = 0;     ///< computed tokens that complete its next unpublished block
+    PublishedPrefix prefix;
     std::unique_ptr<LogprobStore> output_logprobs;
     std::unique_ptr<LogprobStore> prompt_logprobs;
     std::unique_ptr<TokenHistory> history;

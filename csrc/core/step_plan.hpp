@@ -23,6 +23,7 @@ struct PlanSequence {
     int32_t num_rows = 0;
     int32_t max_rows = 0;      ///< most rows that the device may make of them
     int32_t known_length = 0;  ///< committed tokens when it was scheduled
+    int32_t total_length = 0;  ///< prefill: tokens up to which the chunks' decoder rows leave a whole state
     int32_t num_samples = 0;
     int32_t first_scoring = 0;
     int32_t num_scoring = 0;
@@ -31,6 +32,19 @@ struct PlanSequence {
     int32_t end() const { return start + num_rows; }
     int32_t max_end() const { return start + max_rows; }
     int32_t num_outputs() const { return num_scoring + num_samples; }
+};
+
+/// Bytes of one slot or block that go to another.
+struct Copy {
+    int32_t source = 0;
+    int32_t target = 0;
+};
+
+/// The state of a sequence behind a prefill step, to be known once the step is committed.
+struct Snapshot {
+    Sequence* sequence = nullptr;
+    int32_t border = 0;
+    int32_t slot = 0;  ///< held by the plan
 };
 
 /// Sparse sampling inputs, collected once per plan.
@@ -47,6 +61,12 @@ struct StepPlan {
     StepKind kind = StepKind::kDecode;
     std::vector<PlanSequence> sequences;  // [S]
     std::vector<int64_t> preempted_ids;   ///< preempted while this step was scheduled
+    // Of each list all sources are read before any target is written.
+    std::vector<Copy> slot_copies;        ///< before the forward
+    std::vector<Copy> state_copies;       ///< slots, behind everything else that the step does
+    std::vector<Copy> block_copies;       ///< likewise
+    std::vector<Snapshot> snapshots;      ///< targets of `state_copies` that belong to no sequence
+    std::vector<int64_t> forked_ids;      ///< sequences that the others belong to
     int32_t num_rows = 0;                 ///< Q
     int32_t num_outputs = 0;              ///< R
     int32_t max_blocks = 0;               ///< columns of the block tables
@@ -71,6 +91,9 @@ struct StepPlan {
 
     int32_t num_seqs() const { return static_cast<int32_t>(sequences.size()); }
     bool is_settled() const { return has_dealt_rows || !can_redistribute; }
+    bool has_copies() const {
+        return !slot_copies.empty() || !state_copies.empty() || !block_copies.empty();
+    }
     bool is_prefill() const { return kind == StepKind::kPrefill; }
 };
 

@@ -26,10 +26,20 @@ _INTEGERS = {
     "max_num_batched_tokens": (1, _INT32_MAX),
     "num_blocks": (1, _INT32_MAX),
     "cache_bytes": (1, 2**63 - 1),
+    "num_prefix_states": (0, _INT32_MAX),
+    "prefix_state_interval": (0, _INT32_MAX),
     "lookahead_tokens": (0, _INT32_MAX),
     "seed": (0, 2**63 - 1),
 }
-_OPTIONAL = ("max_model_len", "max_num_batched_tokens", "num_blocks", "cache_bytes", "batch_invariant")
+_OPTIONAL = (
+    "max_model_len",
+    "max_num_batched_tokens",
+    "num_blocks",
+    "cache_bytes",
+    "batch_invariant",
+    "enable_prefix_caching",
+    "num_prefix_states",
+)
 
 # Tokens of a prefill step when neither the model length nor the decode batch asks for more.
 MIN_BATCHED_TOKENS = 4096
@@ -39,6 +49,11 @@ NO_SUM_LIMIT = 1 << 30
 
 # Share of the machine's memory that caches may take when `cache_bytes` is not given (CPU).
 CPU_CACHE_SHARE = 0.25
+
+
+# States that the prefix cache keeps when nobody says how many, and the share of memory that they may take.
+NUM_PREFIX_STATES = 64
+PREFIX_STATES_SHARE = 16
 
 
 @dataclass
@@ -72,6 +87,11 @@ class EngineArgs:
             machine's memory at most.
         cache_bytes: memory for both cache pools, overriding `gpu_memory_utilization`.
         num_blocks: paged blocks, overriding what `cache_bytes` would give.
+        enable_prefix_caching: reuse what requests with the same first tokens have computed; on when None.
+        num_prefix_states: states that the prefix cache can keep while every request runs, each of the size of
+            a state slot; 64, or what a sixteenth of the caches' memory holds, when None.
+        prefix_state_interval: tokens between two states that are kept of a long prompt, a multiple of 128; 0
+            keeps those at its last border and where it leaves the path of an earlier prompt.
         disable_log_stats: no periodic statistics line.
     """
 
@@ -98,6 +118,9 @@ class EngineArgs:
     gpu_memory_utilization: float | None = None
     cache_bytes: int | None = None
     num_blocks: int | None = None
+    enable_prefix_caching: bool | None = None
+    num_prefix_states: int | None = None
+    prefix_state_interval: int = 0
     disable_log_stats: bool = False
 
     def __post_init__(self) -> None:
@@ -109,6 +132,10 @@ class EngineArgs:
         if self.logprobs_mode not in LOGPROBS_MODES:
             raise ValueError(
                 f"logprobs_mode={self.logprobs_mode!r}: choose one of {', '.join(LOGPROBS_MODES)}"
+            )
+        if self.prefix_state_interval % BLOCK_SIZE:
+            raise ValueError(
+                f"prefix_state_interval={self.prefix_state_interval}: expected a multiple of {BLOCK_SIZE}"
             )
         check_verification(self.verification)
         if self.arithmetic is not None and self.arithmetic not in ARITHMETICS:
@@ -134,7 +161,13 @@ class EngineArgs:
             if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
                 bounds = f">= {low}" if isinstance(value, int) and value < low else f"from {low} to {high}"
                 raise ValueError(f"{name}={value!r}: expected an integer {bounds}")
-        for name in ("chunked_prefill", "stop_preempted_request", "disable_log_stats", "batch_invariant"):
+        for name in (
+            "chunked_prefill",
+            "stop_preempted_request",
+            "disable_log_stats",
+            "batch_invariant",
+            "enable_prefix_caching",
+        ):
             value = getattr(self, name)
             if not isinstance(value, bool) and not (value is None and name in _OPTIONAL):
                 raise ValueError(f"{name}={value!r}: expected True or False")
@@ -264,6 +297,14 @@ class EngineArgs:
         demand = CacheDemand(
             scheduler.max_model_len, scheduler.max_num_seqs, settings.num_state_slots_ratio, BLOCK_SIZE
         )
+        limit = self.memory_limit()
+        if limit is not None and limit <= used_bytes and self.num_blocks is None:
+            raise ValueError(
+                f"gpu_memory_utilization={self.gpu_memory_utilization} is {limit} bytes, and weights and "
+                f"workspace alone take {used_bytes}: raise it above {used_bytes / _physical_memory():.3f}"
+            )
+        room = self.cache_bytes or int(CPU_CACHE_SHARE * _physical_memory())
+        budget = RankBudget(0, room if limit is None else limit - used_bytes, block_bytes, slot_bytes)
         if self.num_blocks is not None:
             usable = self.num_blocks - 1
             if usable < demand.blocks_per_seq:
@@ -273,17 +314,49 @@ class EngineArgs:
                     f"cannot hold one request of max_model_len={scheduler.max_model_len}: raise it to "
                     f"{demand.blocks_per_seq + 1}{shorter}"
                 )
-            return CacheConfig(BLOCK_SIZE, self.num_blocks, demand.num_slots, max_backtracking)
-        limit = self.memory_limit()
-        if limit is not None and limit <= used_bytes:
+            num_states = self._num_prefix_states(budget, None)
+            num_blocks = self.num_blocks
+        else:
+            num_blocks = blocks_to_allocate([budget], demand) + 1
+            num_states = self._num_prefix_states(budget, demand)
+            num_blocks = min(num_blocks, budget.num_blocks(demand.num_slots + num_states) + 1)
+        return CacheConfig(
+            block_size=BLOCK_SIZE,
+            num_blocks=num_blocks,
+            num_state_slots=demand.num_slots + num_states,
+            max_backtracking=max_backtracking,
+            prefix_caching=self.use_prefix_caching,
+            num_prefix_states=num_states,
+            prefix_state_interval=self.prefix_state_interval,
+        )
+
+    @property
+    def use_prefix_caching(self) -> bool:
+        """Whether the engine has a prefix cache."""
+        return True if self.enable_prefix_caching is None else self.enable_prefix_caching
+
+    def _num_prefix_states(self, budget: RankBudget, demand: CacheDemand | None) -> int:
+        """State slots beyond those of running requests; with a demand they leave room for what it needs.
+
+        Raises:
+            ValueError: the caller wants more than fit.
+        """
+        if not self.use_prefix_caching:
+            return 0
+        slot_bytes = max(budget.slot_bytes, 1)
+        most = None
+        if demand is not None:
+            blocks = demand.blocks_per_seq * budget.block_bytes
+            most = (budget.cache_bytes - blocks) // slot_bytes - demand.num_slots
+        if self.num_prefix_states is None:
+            share = max(0, budget.cache_bytes) // PREFIX_STATES_SHARE // slot_bytes
+            return min(NUM_PREFIX_STATES, share, share if most is None else most)
+        if most is not None and self.num_prefix_states > most:
             raise ValueError(
-                f"gpu_memory_utilization={self.gpu_memory_utilization} is {limit} bytes, and weights and "
-                f"workspace alone take {used_bytes}: raise it above {used_bytes / _physical_memory():.3f}"
+                f"num_prefix_states={self.num_prefix_states} leaves no room for one request of "
+                f"max_model_len={demand.max_model_len}: {most} would fit"
             )
-        room = self.cache_bytes or int(CPU_CACHE_SHARE * _physical_memory())
-        budget = RankBudget(0, room if limit is None else limit - used_bytes, block_bytes, slot_bytes)
-        num_blocks = blocks_to_allocate([budget], demand) + 1
-        return CacheConfig(BLOCK_SIZE, num_blocks, demand.num_slots, max_backtracking)
+        return self.num_prefix_states
 
 
 BLOCK_SIZE = 128  # tokens per paged block, fixed by the cache layout

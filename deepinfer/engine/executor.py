@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from deepinfer.runtime.async_batch import Remap
-from deepinfer.runtime.batch import Batch
+from deepinfer.runtime.batch import Batch, CacheCopies
 from deepinfer.runtime.model_runner import ModelRunner, StepResult
 from deepinfer.sampling.inputs import SamplingInputs
 
@@ -46,7 +46,9 @@ class Executor:
         self.busy_seconds = 0.0
         self.idle_seconds = 0.0
 
-    def forward(self, batch: Batch, remap: Remap | None) -> Future[np.ndarray | None]:
+    def forward(
+        self, batch: Batch, remap: Remap | None, copies: CacheCopies | None = None
+    ) -> Future[np.ndarray | None]:
         """Queue a step's backbone; a fault shows in the result of the `sample` that follows.
 
         Returns:
@@ -55,7 +57,7 @@ class Executor:
 
         def prepare() -> np.ndarray | None:
             self._step_start = self.busy_seconds
-            return self._runner.prepare(batch, remap)
+            return self._runner.prepare(batch, remap, copies)
 
         prepared = self._launch(prepare)
 

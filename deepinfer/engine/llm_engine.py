@@ -187,6 +187,22 @@ class LLMEngine:
         if self._in_flight is not None and not self.has_unfinished_requests():
             self.step()
 
+    def reset_prefix_cache(self) -> bool:
+        """Forget all prefixes, as when weights have changed.
+
+        Returns:
+            False, and nothing changes, while a request is unfinished.
+        """
+        self.check_open()
+        if self.has_unfinished_requests():
+            return False
+        self.settle()
+        return self.core.reset_prefix_cache()
+
+    def prefix_cache_stats(self) -> Any:
+        """`_core.PrefixCacheStats`: hits and evictions since the start, and what is kept."""
+        return self.core.prefix_cache_stats()
+
     def _step(self) -> list[RequestOutput]:
         timers = self.stats.timers
         with timers.timed("schedule"):
@@ -195,8 +211,8 @@ class LLMEngine:
             ended = self.core.take_ended()[0]
         if plan is not None:
             with timers.timed("build"):
-                batch, remap = self._builder.batch(plan)
-            dealt_rows = self._executor.forward(batch, remap)
+                inputs_of_forward = self._builder.batch(plan)
+            dealt_rows = self._executor.forward(*inputs_of_forward)
         # The step before: its outcome is needed before this one's sampling parameters are known.
         outputs = self._finish(ended)
         if plan is None:

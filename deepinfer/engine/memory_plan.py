@@ -224,6 +224,7 @@ def plan_caches(
         MemoryItem(
             "state slots",
             cache.num_state_slots * layout.slot_bytes,
-            f"{cache.num_state_slots} of {layout.slot_bytes} bytes for {scheduler.max_num_seqs} requests",
+            f"{cache.num_state_slots} of {layout.slot_bytes} bytes for {scheduler.max_num_seqs} requests"
+            + (f" and {cache.num_prefix_states} states of prefixes" if cache.num_prefix_states else ""),
         ),
     )

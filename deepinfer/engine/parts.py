@@ -252,6 +252,8 @@ def _core_config(
         num_draft_tokens=scheduler.num_draft_tokens,
         use_draft_budget=settings.use_draft_budget,
         async_scheduling=use_async,
+        prefix_caching=cache.prefix_caching,
+        prefix_state_interval=cache.prefix_state_interval,
         max_ngram=spec.max_ngram,
         attention_terms=[(term.flops, term.divisor, term.offset, term.cap) for term in spec.attention_terms],
         flops_per_token=spec.flops_per_token,

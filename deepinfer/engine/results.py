@@ -117,6 +117,8 @@ class ResultReader:
             finished=finished,
             metrics=self._metrics(state),
         )
+        times = [sample.metrics or self._core.metrics(sample.seq_id) for sample in state.samples]
+        output.num_cached_tokens = min(each.num_cached_tokens for each in times)
         if finished and state.prompt_logprobs is not None:
             output.prompt_token_logprobs, output.prompt_logprobs = state.prompt_logprobs
         return output

@@ -140,6 +140,10 @@ class LLM:
         """Everything the engine counted since it started; `print` shows it as a report."""
         return self.llm_engine.get_stats()
 
+    def reset_prefix_cache(self) -> bool:
+        """Forget what the prefix cache knows; False, and nothing changes, while a request is unfinished."""
+        return self.llm_engine.reset_prefix_cache()
+
     def close(self) -> None:
         """Free the engine's memory and threads; a second call does nothing."""
         self.llm_engine.close()

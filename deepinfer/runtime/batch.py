@@ -12,6 +12,18 @@ from deepinfer.config import ReplayMode
 
 
 @dataclass(frozen=True)
+class CacheCopies:
+    """Slots and blocks of the pools that a step copies whole, rows of (source, target), int32.
+
+    Of each list all sources are read before any target is written.
+    """
+
+    slots: Tensor  # [n, 2] before the forward: states that sequences resume from
+    states: Tensor  # [n, 2] slots, at the end of the step: states to keep, or of equal sequences
+    blocks: Tensor  # [n, 2] likewise
+
+
+@dataclass(frozen=True)
 class Batch:
     """One step's inputs on the device; every tensor is int32 and contiguous.
 
@@ -28,7 +40,7 @@ class Batch:
     seqlens_k: Tensor  # [S] tokens of the sequence after this step, drafts included
     state_slots: Tensor  # [S]
     block_tables: Tensor  # [S, max_blocks] 0 where unused
-    total_lens: Tensor  # [S] tokens known of the sequence; decides which decoder rows nobody reads
+    total_lens: Tensor  # [S] tokens that rows are computed towards; decides which decoder rows nobody reads
     keep_all: Tensor  # [S] 1 when every row's output is wanted (prompt log-probabilities)
     window_starts: Tensor  # [S] first position that decoder windows see, with bounded replay
     output_rows: Tensor  # [R] rows whose final hidden state is wanted, ascending

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from deepinfer.config import ReplayMode
 from deepinfer.runtime.async_batch import Remap
-from deepinfer.runtime.batch import Batch
+from deepinfer.runtime.batch import Batch, CacheCopies
 from deepinfer.sampling.inputs import SamplingInputs
 
 _DTYPES = {"int32": torch.int32, "int64": torch.int64, "float32": torch.float32}
@@ -35,10 +35,10 @@ class BatchBuilder:
         self._device = device
         self._replay = replay
 
-    def batch(self, plan: Any) -> tuple[Batch, Remap | None]:
-        """The forward's inputs, and what the device has to correct in them; None when nothing.
+    def batch(self, plan: Any) -> tuple[Batch, Remap | None, CacheCopies | None]:
+        """The forward's inputs, what to correct in them on the device, and what to copy in the caches.
 
-        Call right after the plan was made.
+        The latter two are None when there is nothing. Call right after the plan was made.
         """
         views = self._views(plan, self._core.batch_layout, self._core.fill_batch)[1]
         batch = Batch(
@@ -47,14 +47,17 @@ class BatchBuilder:
             is_prefill=plan.is_prefill,
             replay=self._replay,
         )
+        copies = None
+        if plan.has_copies:
+            copies = CacheCopies(views["slot_copies"], views["state_copies"], views["block_copies"])
         if plan.is_prefill or plan.num_matched == 0:
-            return batch, None
+            return batch, None, copies
         remap = Remap(views["remap"], views["committed_lens"], views["ngram_history"])
         if plan.can_redistribute:
             remap = dataclasses.replace(
                 remap, limits=views["max_seqlens_q"], confidence_odds=views["confidence_odds"]
             )
-        return batch, remap
+        return batch, remap, copies
 
     def sampling(self, plan: Any) -> SamplingInputs:
         """The sampler's inputs; call once the tokens of earlier steps are committed."""

@@ -102,6 +102,14 @@ class Caches:
         """[num_state_slots, ring, 2, width] float32: gate scores and latents of a compressor."""
         return self._compression[layer_id]
 
+    def copy_slots(self, copies: Tensor) -> None:
+        """Copy whole slots, int32 [n, 2] of (source, target); sources are read before targets are written."""
+        _copy_rows(self.slots, copies)
+
+    def copy_blocks(self, copies: Tensor) -> None:
+        """Copy whole blocks, as `copy_slots`."""
+        _copy_rows(self.blocks, copies)
+
     def _window_view(self, window: WindowRing) -> Tensor:
         return self._fields(self.slots, window.offset, window.ring, window.record_bytes)
 
@@ -130,3 +138,8 @@ class Caches:
         floats = pool.view(torch.float32)
         width = num_bytes // 4
         return floats.as_strided((pool.shape[0], count, width), (floats.shape[1], width, 1), offset // 4)
+
+
+def _copy_rows(pool: Tensor, copies: Tensor) -> None:
+    if copies.shape[0] > 0:
+        pool.index_copy_(0, copies[:, 1].long(), pool.index_select(0, copies[:, 0]))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from deepinfer.models.base import Drafter, ForwardOutput, Model
 from deepinfer.runtime.async_batch import DeviceStep, NgramVocab, Remap, correct_batch, deal
-from deepinfer.runtime.batch import Batch
+from deepinfer.runtime.batch import Batch, CacheCopies
 from deepinfer.runtime.caches import Caches
 from deepinfer.sampling.confidence import ConfidenceScale
 from deepinfer.sampling.draft import DraftChooser
@@ -98,6 +98,7 @@ class ModelRunner:
             caches.slots.shape[0], num_draft_tokens, model.spec.vocab_size, caches.slots.device
         )
         self._batch: Batch | None = None
+        self._copies: CacheCopies | None = None
         self._output: ForwardOutput | None = None
         self._last: DeviceStep | None = None  # what the previous step left
         self._watcher: Callable[[Tensor], None] | None = None
@@ -105,12 +106,15 @@ class ModelRunner:
         self.timers = Timers()
 
     @torch.inference_mode()
-    def prepare(self, batch: Batch, remap: Remap | None) -> np.ndarray | None:
+    def prepare(
+        self, batch: Batch, remap: Remap | None, copies: CacheCopies | None = None
+    ) -> np.ndarray | None:
         """Take a step's inputs, and put in what only the device knows.
 
         Args:
             batch: the inputs as the host knows them.
             remap: what to correct from the step before; None when the host knew everything.
+            copies: what the step copies in the caches; None for nothing.
 
         Returns:
             [S] int32 query rows of each sequence where they were dealt anew, else None.
@@ -122,7 +126,7 @@ class ModelRunner:
                     batch = deal(batch, remap, self._last)
                     seqlens_q = _host(batch.cu_seqlens_q.diff())
                 batch = correct_batch(batch, remap, self._last, self._ngram_vocab)
-            self._batch = batch
+            self._batch, self._copies = batch, copies
         return seqlens_q
 
     @torch.inference_mode()
@@ -131,6 +135,8 @@ class ModelRunner:
         batch = self._batch
         assert batch is not None, "forward without prepare"
         with self.timers.timed("forward"):
+            if self._copies is not None:
+                self._caches.copy_slots(self._copies.slots)
             self._output = self._model.forward(batch, self._caches, want_features=self._drafter is not None)
 
     @torch.inference_mode()
@@ -152,7 +158,10 @@ class ModelRunner:
                 self._drafter.store_context(output.features, output.feature_rows, batch, self._caches)
                 if wants_drafts:
                     drafted = self._propose(batch, inputs, verified)
-        self._batch = self._output = None
+        if self._copies is not None:  # when nothing of this step writes to the pools any more
+            self._caches.copy_slots(self._copies.states)
+            self._caches.copy_blocks(self._copies.blocks)
+        self._batch = self._output = self._copies = None
         self._last = DeviceStep(verified.emitted, verified.num_emitted, drafted.tokens, drafted.confidences)
         return StepResult(
             token_ids=_host(chosen.token_ids),
@@ -173,7 +182,7 @@ class ModelRunner:
 
     def reset(self) -> None:
         """Forget the steps so far and their times, as if none had run."""
-        self._batch = self._output = self._last = None
+        self._batch = self._output = self._copies = self._last = None
         self.timers.seconds.clear()
         self._caches.counters.reset()
 
@@ -210,7 +219,8 @@ class ModelRunner:
         """Which rows of each sequence stand."""
         if batch.is_prefill:
             # The last output row of a sequence whose known tokens end in this chunk draws its next token.
-            samples = batch.total_lens == batch.seqlens_k
+            # One that ends where a state is kept has no output rows; one that is scored is never cut there.
+            samples = (batch.total_lens == batch.seqlens_k) & (inputs.row_offsets.diff() > 0)
             final = (inputs.row_offsets[1:] - 1).clamp(min=0)
             last = torch.nn.functional.pad(chosen.token_ids, (0, 1))[final.long()]  # there may be no row
             emitted = torch.where(samples, last, 0)[:, None]

@@ -3,6 +3,9 @@
 The next token is a hash of the seed and of the prefix *read back through block tables and state slots*, so a
 wrong position, block, slot, window or stale entry changes the outputs. `reference_outputs` computes the same
 chain directly.
+
+As in a model a prefill writes only those ring records that are read once its sequence has `total_lens`
+tokens, and drafting scribbles over the places behind the newest token.
 """
 
 from __future__ import annotations
@@ -96,6 +99,10 @@ class FakeDevice:
     def forward(self, plan: Any) -> Running:
         """Stores the rows of a plan, correcting a plan that was made one step ahead."""
         b = batch_inputs(self.engine, plan)
+        if plan.has_copies:
+            self._copy(self.ring, self.copies(plan, "slot_copies"))
+            for name in ("slot_copies", "state_copies", "block_copies"):
+                assert np.array_equal(b[name], getattr(plan, name))
         num_seqs = plan.num_seqs
         dealt = self._deal(b) if plan.can_redistribute else None
         cu = b["cu_seqlens_q"]
@@ -108,7 +115,9 @@ class FakeDevice:
             rows = slice(cu[s], cu[s + 1])
             assert (b["row_seq"][rows] == s).all()
             assert np.array_equal(positions[rows], np.arange(cu[s + 1] - cu[s]) + true_starts[s])
-            self._store(b, s, input_ids[rows], positions[rows], ngram[rows])
+            total = int(b["total_lens"][s]) if plan.is_prefill else int(positions[rows][0]) + 1
+            first = 0 if b["keep_all"][s] else total - WINDOW
+            self._store(b, s, first, input_ids[rows], positions[rows], ngram[rows])
         rows = [(int(b["row_seq"][row]), int(positions[row])) for row in b["output_rows"]]
         assert (np.diff(b["output_rows"]) > 0).all()
         counts = np.bincount([s for s, _ in rows], minlength=num_seqs)
@@ -122,6 +131,14 @@ class FakeDevice:
             plan.num_sampled_rows if dealt is None else dealt,
             dealt,
         )
+
+    def copies(self, plan: Any, name: str) -> np.ndarray:
+        """What a plan wants copied."""
+        return getattr(plan, name)
+
+    @staticmethod
+    def _copy(pool: np.ndarray, copies: np.ndarray) -> None:
+        pool[copies[:, 1]] = pool[copies[:, 0]]
 
     def _deal(self, b: dict[str, np.ndarray]) -> np.ndarray:
         """Gives the rows of a plan to the drafts that survive most likely, as the host could not see yet."""
@@ -192,17 +209,26 @@ class FakeDevice:
         return self.kv[table[where // self.config.block_size], where % self.config.block_size]
 
     def _store(
-        self, b: dict[str, np.ndarray], s: int, ids: np.ndarray, positions: np.ndarray, ngram: np.ndarray
+        self,
+        b: dict[str, np.ndarray],
+        s: int,
+        first: int,
+        ids: np.ndarray,
+        positions: np.ndarray,
+        ngram: np.ndarray,
     ) -> None:
+        """Keep the rows of a sequence; ring records from position `first` on are read some time."""
         table, slot, start = b["block_tables"][s], int(b["state_slots"][s]), int(positions[0])
         assert slot > 0
         size = self.config.block_size
         prefix = self._read(table, start)
-        for p in range(max(0, start - WINDOW + 1), start):
+        for p in range(max(0, first, start - WINDOW + 1), start):
             position, token = self.ring[slot, p % self.ring_size]
             assert (position, token) == (p, prefix[p]), f"slot {slot} lost position {p}: {position=}"
         self.kv[table[positions // size], positions % size] = ids
         for p, token in zip(positions, ids):
+            if p < first:
+                continue
             self.ring[slot, p % self.ring_size] = (p, token)
         line = self._compress(np.concatenate([prefix, ids]))
         padded = np.concatenate([np.full(self.config.max_ngram, self.pad, np.int32), line])
@@ -254,8 +280,12 @@ class FakeDevice:
             )
             for j in range(k if done.drafts is not None else 0):
                 guess = draft_of(seed, prefix.astype(np.int32), self.accuracy)
+                self.ring[running.slots[s], len(prefix) % self.ring_size] = (len(prefix), NOTHING)
                 done.drafts[s, j], done.confidences[s, j] = guess, confidence_of(prefix)
                 prefix = np.append(prefix, guess)
+        if plan.has_copies:
+            self._copy(self.ring, self.copies(plan, "state_copies"))
+            self._copy(self.kv, self.copies(plan, "block_copies"))
         self.done = done
         self.tokens, self.logprobs = tokens, logprobs
         return done

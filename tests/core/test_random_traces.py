@@ -25,6 +25,7 @@ class Trace:
         self.plans: list = []
         self.live: list[int] = []
         self.done: list[int] = []
+        self.prompts: list[np.ndarray] = []
         self.counts: Counter[str] = Counter()
 
     def change_price_of_drafts(self) -> None:
@@ -48,7 +49,23 @@ class Trace:
             presence=rng.choice([0.0, 0.0, 0.5]),
             is_ratio=rng.random() < 0.3,
         )
-        self.live.append(self.engine.add(params, self.random.integers(0, VOCAB, length, np.int32)))
+        prompt = self.random.integers(0, VOCAB, length, np.int32)
+        if self.config.prefix_caching:
+            prompt = self.related(prompt)
+        self.live.append(self.engine.add(params, prompt))
+
+    def related(self, prompt: np.ndarray) -> np.ndarray:
+        """Mostly a prompt that came before, or one that shares its beginning."""
+        rng = self.rng
+        if self.prompts and rng.random() < 0.8:
+            older = rng.choice(self.prompts)
+            if rng.random() < 0.4:
+                prompt = older
+            else:
+                whole = np.concatenate([older[: rng.randint(0, len(older))], prompt])
+                prompt = whole[: self.config.max_model_len - 1]
+        self.prompts = [*self.prompts[-9:], prompt]
+        return prompt
 
     def pick(self) -> int:
         return self.rng.choice(self.live)
@@ -66,6 +83,7 @@ class Trace:
             return
         self.counts["prefill" if plan.is_prefill else "decode"] += 1
         self.counts["matched"] += plan.num_matched
+        self.counts["snapshots"] += len(plan.state_copies) - len(plan.forked_ids)
         self.counts["partial"] += int((plan.num_sampled_rows == 0).sum())
         assert plan.num_rows <= self.config.max_num_batched_tokens
         assert plan.num_seqs <= self.config.max_num_seqs
@@ -144,6 +162,8 @@ class Trace:
         elif choice < 0.195:
             self.counts["discard"] += self.engine.discard_in_flight()
             self.plans.clear()
+        elif choice < 0.2 and self.config.prefix_caching:
+            self.counts["reset"] += self.engine.reset_prefix_cache()
         elif choice < 0.25:
             self.sweep()
         elif choice < 0.6:
@@ -191,6 +211,26 @@ CONFIGS = [
         "use_draft_budget": True,
     },
     {"num_draft_tokens": 4, "async_scheduling": False, "num_blocks": 12, "use_draft_budget": True},
+    {"num_draft_tokens": 0, "async_scheduling": False, "num_blocks": 14, "prefix_caching": True},
+    {
+        "num_draft_tokens": 3,
+        "async_scheduling": True,
+        "num_blocks": 16,
+        "max_num_seqs": 8,
+        "num_state_slots": 11,
+        "prefix_caching": True,
+        "prefix_state_interval": 16,
+    },
+    {
+        "num_draft_tokens": 2,
+        "async_scheduling": True,
+        "num_blocks": 60,
+        "max_num_seqs": 10,
+        "num_state_slots": 14,
+        "max_num_batched_tokens": 30,
+        "prefix_caching": True,
+        "prefix_hash_bits": 5,
+    },
 ]
 
 
@@ -216,6 +256,11 @@ def test_random_trace(seed, config):
         assert counts["dealt"] > 25 or not config["async_scheduling"], counts
     if config["async_scheduling"]:
         assert counts["matched"] > 1000, counts
+    if config.get("prefix_caching"):
+        stats = trace.engine.prefix_cache_stats()
+        assert min(stats.num_hits, stats.num_forks, stats.num_evicted_snapshots) > 20, counts
+        assert stats.num_evicted_blocks > 50 and counts["snapshots"] > 100, counts
+        assert stats.num_hit_tokens < stats.num_query_tokens
     if config.get("chunked_prefill", True):
         assert counts["partial"] > 10 or config.get("max_num_batched_tokens", 64) > 16, counts
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 
@@ -86,16 +87,30 @@ def test_the_models_own_limit():
 
 
 def test_pools_hold_every_running_request_or_what_memory_allows():
-    args = EngineArgs("m", max_num_seqs=10, max_model_len=1000)
+    args = EngineArgs("m", max_num_seqs=10, max_model_len=1000, enable_prefix_caching=False)
     scheduler = args.resolve_scheduler(Settings(), 4096, 0)
     cache = args.resolve_cache(scheduler, Settings(), 1000, 500, 6)
     assert (cache.num_blocks, cache.num_state_slots) == (10 * 8 + 1, int(10 * 1.2) + 1)
-    small = EngineArgs("m", max_num_seqs=10, max_model_len=1000, cache_bytes=13 * 500 + 20 * 1000)
+    small = dataclasses.replace(args, cache_bytes=13 * 500 + 20 * 1000)
     assert small.resolve_cache(scheduler, Settings(), 1000, 500, 6).num_blocks == 21
-    tiny = EngineArgs("m", max_num_seqs=10, max_model_len=1000, cache_bytes=13 * 500 + 7 * 1000)
+    tiny = dataclasses.replace(args, cache_bytes=13 * 500 + 7 * 1000)
     with pytest.raises(ValueError, match=r"7 usable cache blocks .* which takes 8 blocks of 1000 bytes"):
         tiny.resolve_cache(scheduler, Settings(), 1000, 500, 6)
-    slots = EngineArgs("m", max_num_seqs=10).resolve_cache(
-        scheduler, Settings(num_state_slots_ratio=2.0), 1000, 500, 6
-    )
+    slots = args.resolve_cache(scheduler, Settings(num_state_slots_ratio=2.0), 1000, 500, 6)
     assert slots.num_state_slots == 21
+
+
+def test_the_prefix_cache_has_slots_of_its_own():
+    args = EngineArgs("m", max_num_seqs=10, max_model_len=1000)
+    scheduler = args.resolve_scheduler(Settings(), 4096, 0)
+
+    def resolve(**changes):
+        return dataclasses.replace(args, **changes).resolve_cache(scheduler, Settings(), 1000, 500, 6)
+
+    assert resolve().prefix_caching and resolve().num_prefix_states == 64
+    assert resolve().num_state_slots == 13 + 64
+    assert resolve(num_prefix_states=3).num_state_slots == 13 + 3
+    assert resolve(cache_bytes=16 * 5 * 500).num_prefix_states == 5, "a sixteenth of the memory"
+    assert resolve(prefix_state_interval=256).prefix_state_interval == 256
+    with pytest.raises(ValueError, match="prefix_state_interval=100: expected a multiple of 128"):
+        resolve(prefix_state_interval=100)

@@ -111,6 +111,7 @@ def test_most_requests_is_the_largest_that_fits():
 
 
 def resolve(memory: int, used: int = 0, **options):
+    options = {"enable_prefix_caching": False, **options}
     args = EngineArgs("m", max_num_seqs=10, max_model_len=1000, **options)
     scheduler = args.resolve_scheduler(Settings(), 4096, 0)
     with pytest.MonkeyPatch.context() as patch:

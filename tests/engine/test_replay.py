@@ -40,7 +40,7 @@ def test_compact_is_mask_and_removes_rows():
     prompts = [list(prompt_of(length)) for length in LENGTHS]
     results, rows = {}, {}
     for mode in ("off", "mask", "compact"):
-        with llm_of(mode) as llm:
+        with llm_of(mode, enable_prefix_caching=False) as llm:
             counters = llm.llm_engine.model_runner._model.counters
             counters.reset()
             generate(llm, prompts, greedy(1))  # no decode step

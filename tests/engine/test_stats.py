@@ -14,7 +14,7 @@ PROMPTS = [list(prompt_of(length)) for length in (3, 150, 40)]
 
 @pytest.fixture(scope="module")
 def llm():
-    with make_llm(settings=PLAIN_STEPS, max_num_seqs=2) as llm:
+    with make_llm(settings=PLAIN_STEPS, max_num_seqs=2, enable_prefix_caching=False) as llm:
         yield llm
 
 

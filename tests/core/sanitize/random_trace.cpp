@@ -4,6 +4,7 @@
 ///
 /// Every operation is followed by `check_integrity`; the program fails on the first broken invariant. Buffers
 /// have exactly the size that the layout asks for, so a builder that writes too far is seen.
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <deque>
@@ -45,6 +46,8 @@ public:
             const int32_t outputs =
                 core_.read(id, [](const Sequence& sequence) { return sequence.num_kept_outputs(); });
             core_.stop(id, below(outputs + 1), FinishReason::kStop);
+        } else if (choice < 22 && below(4) == 0) {
+            core_.reset_prefix_cache();
         } else if (choice < 21) {
             core_.discard_in_flight();
             plans_.clear();
@@ -75,6 +78,10 @@ public:
 
     int64_t num_commits() const { return num_commits_; }
     int64_t num_dealt() const { return num_dealt_; }
+    int64_t num_shared() {
+        const PrefixCacheStats stats = core_.prefix_cache_stats();
+        return std::min({stats.num_hits, stats.num_forks, stats.num_evicted_blocks});
+    }
 
 private:
     int32_t below(int32_t bound) { return static_cast<int32_t>(random_() % static_cast<uint32_t>(bound)); }
@@ -98,6 +105,14 @@ private:
         params.is_ratio = below(3) == 0;
         std::vector<int32_t> prompt(static_cast<size_t>(1 + below(config_.max_model_len - 1)));
         for (int32_t& id : prompt) id = below(kVocab + 2);  // the last two are image tokens
+        if (config_.prefix_caching && !last_prompt_.empty() && below(3) > 0) {  // mostly begins like the last
+            const size_t last = last_prompt_.size();
+            const size_t shared = below(2) == 0 ? last : std::min(prompt.size(), last);
+            prompt.resize(std::max(prompt.size(), shared));
+            std::copy_n(last_prompt_.begin(), shared, prompt.begin());
+            if (below(2) == 0) prompt.resize(shared);
+        }
+        last_prompt_ = prompt;
         live_.push_back(core_.add(std::move(params), prompt));
     }
 
@@ -179,11 +194,13 @@ private:
     std::mt19937 random_;
     std::deque<std::shared_ptr<StepPlan>> plans_;
     std::vector<int64_t> live_;
+    std::vector<int32_t> last_prompt_;
     int64_t num_commits_ = 0;
     int64_t num_dealt_ = 0;
 };
 
-CoreConfig make_config(bool is_async, int32_t num_drafts, int32_t num_blocks, bool is_other_kind) {
+CoreConfig make_config(bool is_async, int32_t num_drafts, int32_t num_blocks, bool is_other_kind,
+                       bool is_caching) {
     CoreConfig config;
     config.max_num_seqs = 6;
     config.max_num_batched_tokens = 48;
@@ -199,6 +216,9 @@ CoreConfig make_config(bool is_async, int32_t num_drafts, int32_t num_blocks, bo
     config.stop_preempted_request = is_other_kind;
     config.use_draft_budget = !is_other_kind;
     config.max_ngram = 4;
+    config.prefix_caching = is_caching;
+    config.prefix_state_interval = is_other_kind ? 16 : 0;
+    config.prefix_hash_bits = is_other_kind ? 128 : 6;
     config.image_token_begin = kVocab;
     config.image_token_end = kVocab + 2;
     return config;
@@ -208,22 +228,26 @@ CoreConfig make_config(bool is_async, int32_t num_drafts, int32_t num_blocks, bo
 
 int main(int argc, char** argv) {
     const int num_operations = argc > 1 ? std::atoi(argv[1]) : 10000;
-    int64_t num_commits = 0, num_dealt = 0;
+    int64_t num_commits = 0, num_dealt = 0, num_shared = 0;
     uint32_t seed = 1;
     for (const bool is_async : {false, true}) {
         for (const int32_t num_drafts : {0, 5}) {
             for (const int32_t num_blocks : {9, 40}) {
                 for (const bool is_other_kind : {false, true}) {
-                    Trace trace(make_config(is_async, num_drafts, num_blocks, is_other_kind), seed++);
-                    for (int i = 0; i < num_operations; ++i) trace.operate();
-                    trace.finish();
-                    num_commits += trace.num_commits();
-                    num_dealt += trace.num_dealt();
+                    for (const bool is_caching : {false, true}) {
+                        Trace trace(make_config(is_async, num_drafts, num_blocks, is_other_kind, is_caching),
+                                    seed++);
+                        for (int i = 0; i < num_operations; ++i) trace.operate();
+                        trace.finish();
+                        num_commits += trace.num_commits();
+                        num_dealt += trace.num_dealt();
+                        num_shared += trace.num_shared();
+                    }
                 }
             }
         }
     }
-    std::printf("16 traces of %d operations, %lld commits: every invariant holds\n", num_operations,
+    std::printf("32 traces of %d operations, %lld commits: every invariant holds\n", num_operations,
                 static_cast<long long>(num_commits));
-    return num_commits > 0 && num_dealt > 0 ? 0 : 1;
+    return num_commits > 0 && num_dealt > 0 && num_shared > 0 ? 0 : 1;
 }
