@@ -32,7 +32,8 @@ MODES: dict[str, dict[str, Any]] = {
     **{f"fixed {k}": {"num_draft_tokens": k} for k in range(1, 6)},
     "varlen": {"num_draft_tokens": 5, "use_draft_budget": True},
 }
-MIN_REQUESTS = 12  # of a run; small batches are refilled
+REFILLS = 3  # requests of a run for each place of the batch, so that it is full most of the time
+MIN_REQUESTS = 12
 # Quantiles of Student's t for a two-sided 95 % interval, by degrees of freedom.
 T95 = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26, 14: 2.14, 19: 2.09}
 
@@ -80,7 +81,7 @@ def measure(args: argparse.Namespace, batch: int) -> None:
         for name, settings in MODES.items()
     }
     every = mixed_prompts(engines["off"])
-    count = -(-max(MIN_REQUESTS, batch) // batch) * batch
+    count = max(MIN_REQUESTS, REFILLS * batch)
     prompts = list(itertools.islice(itertools.cycle(every), count))
     params = [
         SamplingParams(temperature=args.temperature, seed=row, max_tokens=args.tokens, ignore_eos=True)

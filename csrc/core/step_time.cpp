@@ -1,6 +1,7 @@
 #include "step_time.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 
@@ -15,6 +16,9 @@ double median_of(std::span<double> values) {
     if (values.size() % 2 == 1) return *middle;
     return 0.5 * (*middle + *std::max_element(values.begin(), middle));
 }
+
+/// Numbers of sequences that count as about the same: 1, 2 .. 3, 4 .. 7, ...
+int32_t order_of(int32_t num_seqs) { return std::bit_width(static_cast<uint32_t>(num_seqs)); }
 
 void require_time(double ms, int32_t num_seqs, int32_t num_tokens) {
     if (!(ms > 0.0) || !std::isfinite(ms)) {
@@ -128,16 +132,17 @@ double StepTime::draft_ms(int32_t num_seqs) const {
 }
 
 double StepTime::undrafted_ms(int32_t num_seqs) const {
-    const double ratio = plain_ratio(num_seqs);
-    if (ratio > 0.0) return undrafted_.linear(num_seqs) * ratio;
-    return at(num_seqs)(num_seqs) - draft_ms(num_seqs);
+    const auto* tail = plain_tail(num_seqs);
+    if (tail == nullptr) return at(num_seqs)(num_seqs) - draft_ms(num_seqs);
+    const double least = undrafted_.linear(num_seqs);
+    return std::max(least + tail->median(), 0.1 * least);
 }
 
-/// Of the newest plain steps; 0 while there are too few.
-double StepTime::plain_ratio(int32_t num_seqs) const {
-    const auto own = plain_ratios_.find(num_seqs);
-    if (own != plain_ratios_.end() && own->second.size() >= kMinTail) return own->second.median();
-    return any_plain_ratio_.size() >= kMinTail ? any_plain_ratio_.median() : 0.0;
+/// Of the newest plain steps of about as many sequences, or of any number; null while there are too few.
+const RunningMedian<StepTime::kTailSize>* StepTime::plain_tail(int32_t num_seqs) const {
+    const auto own = plain_tails_.find(order_of(num_seqs));
+    if (own != plain_tails_.end() && own->second.size() >= kMinTail) return &own->second;
+    return any_plain_tail_.size() >= kMinTail ? &any_plain_tail_ : nullptr;
 }
 
 int32_t StepTime::max_tokens() const {
@@ -159,9 +164,9 @@ void StepTime::add(int32_t num_seqs, int32_t num_tokens, double ms, bool is_draf
     if (!is_known()) return;
     if (!is_drafted && has_undrafted()) {  // drafts that such a step verifies tell of neither curve alone
         if (num_tokens > num_seqs) return;
-        const double ratio = ms / undrafted_.linear(num_seqs);
-        plain_ratios_[num_seqs].add(ratio);
-        any_plain_ratio_.add(ratio);
+        const double remainder = ms - undrafted_.linear(num_seqs);
+        plain_tails_[order_of(num_seqs)].add(remainder);
+        any_plain_tail_.add(remainder);
         return;
     }
     ++num_steps_;

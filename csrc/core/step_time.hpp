@@ -13,8 +13,8 @@
 /// Correction: (measured - curve) / tokens of each step, the median per number of tokens, the median of
 /// those: a time per token, which holds what the curve lacks of context length and sampling. What remains is
 /// a constant per number of sequences. Neither is ever negative. Plain steps, of one token per sequence and
-/// without proposing drafts, have a correction of their own, measured / curve: on a machine that is slower than
-/// when the curve was taken, what drafting adds would else be counted as what every step takes.
+/// without proposing drafts, have a correction of their own, the median of measured - curve: on a machine that
+/// is slower than when the curve was taken, what drafting adds would else be counted as what every step takes.
 #pragma once
 
 #include <array>
@@ -116,7 +116,7 @@ private:
     };
 
     double draft_ms(int32_t num_seqs) const;
-    double plain_ratio(int32_t num_seqs) const;
+    const RunningMedian<kTailSize>* plain_tail(int32_t num_seqs) const;
     void update_per_token();
 
     std::vector<Row> rows_;  // ascending num_seqs
@@ -127,8 +127,8 @@ private:
     std::map<int32_t, Group> groups_;                    // by executed tokens
     std::map<int32_t, RunningMedian<kTailSize>> tails_;  // by sequences
     RunningMedian<kTailSize> any_tail_;                  // per sequence, of any number of sequences
-    std::map<int32_t, RunningMedian<kTailSize>> plain_ratios_;  // by sequences: measured / curve
-    RunningMedian<kTailSize> any_plain_ratio_;
+    std::map<int32_t, RunningMedian<kTailSize>> plain_tails_;  // by binary order of the sequences
+    RunningMedian<kTailSize> any_plain_tail_;
     double per_token_ms_ = 0.0;
 };
 

@@ -386,10 +386,15 @@ def test_plain_steps_have_a_correction_of_their_own():
         engine.add_step_time(8, 16, 99.0, is_drafted=False)  # not plain
         engine.add_step_time(8, 8, 3.5, is_drafted=False)
     assert engine.undrafted_step_ms(8) == 3.5 and engine.step_ms(8, 8) == 13.0
-    assert engine.undrafted_step_ms(1) == 3.5, "elsewhere by the same share"
+    assert engine.undrafted_step_ms(1) == 3.5, "elsewhere by as much"
     for _ in range(9):
         engine.add_step_time(1, 1, 14.0, is_drafted=False)
     assert engine.undrafted_step_ms(1) == 14.0 and engine.undrafted_step_ms(8) == 3.5
+    for _ in range(9):
+        engine.add_step_time(9, 9, 0.1, is_drafted=False)
+    assert engine.undrafted_step_ms(8) == pytest.approx(0.7), (
+        "about as many sequences, and no less than a tenth"
+    )
 
 
 def test_a_new_curve_forgets_the_corrections():
