@@ -3,7 +3,7 @@
 #
 #   ./build.sh                  set up: environment, requirements, native extensions, editable install
 #   ./build.sh run [ARGS]       set up, then run examples/offline_inference.py
-#   ./build.sh test [ARGS]      set up, then run the tests with pytest
+#   ./build.sh test [ARGS]      set up, then run the tests with pytest, in as many processes as cores
 #
 # The active virtual environment is used, else .venv is made. What is up to date is not done again.
 #   DEEPINFER_ACCELERATOR=auto|cpu|nvidia|ascend   what to set up for (auto: what the machine has)
@@ -187,7 +187,7 @@ run)
     ;;
 test)
     set_up
-    exec "$python" -m pytest "$@"
+    exec "$python" -m pytest --numprocesses auto --dist loadfile "$@"
     ;;
 -h | --help | help) usage ;;
 *) die "unknown command '$command': use ./build.sh, ./build.sh run or ./build.sh test" ;;

@@ -17,6 +17,9 @@ for _name in [
     name for name in os.environ if name.startswith("DEEPINFER_") and name != "DEEPINFER_ACCELERATOR"
 ]:
     del os.environ[_name]
+# Processes that test side by side share the cores; threads of all of them on each would only wait.
+if _workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // _workers)))
 
 from tests.support.golden import Golden, TensorFile, golden, golden_units  # noqa: E402
 from tests.support.paths import TINY_QUANT, V41_TINY  # noqa: E402
