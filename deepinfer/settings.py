@@ -310,7 +310,10 @@ WITHOUT_EFFECT: dict[str, str] = {
     ),
     **_without_effect("it is read from the checkpoint", "ENGRAM_PAD_TOKEN"),
     **_without_effect("this quantity is not computed", "COMPUTE_SUM_SMALLER_PROBS"),
-    **_without_effect("there is no KV store", "PREFILL_STORE_EXTRA_STATE PREFILL_STORE_EXTRA_SIZE"),
+    **_without_effect(
+        "the KV store keeps what the prefix cache does",
+        "PREFILL_STORE_EXTRA_STATE PREFILL_STORE_EXTRA_SIZE",
+    ),
     **_without_effect(
         "there is no structured output",
         "XGRAMMAR_DEBUG XGRAMMAR_TIMEOUT XGRAMMAR_DISABLE_CACHE XGRAMMAR_CACHE_LIMIT_BYTES SO_BUILDER_CPUS",

@@ -76,6 +76,22 @@ void bind_result(py::module_& module) {
         .def_readonly("num_accepted", &CommitArrays::num_accepted);
 }
 
+py::list take_published_borders(EngineCore& core) {
+    py::list borders;
+    for (PublishedBorder& border : core.take_published_borders()) {
+        borders.append(py::make_tuple(to_array(std::move(border.tokens)), to_array(std::move(border.blocks)),
+                                      border.snapshot));
+    }
+    return borders;
+}
+
+py::object reserve_prefix(EngineCore& core, int64_t id, int32_t border) {
+    const std::optional<PrefixReservation> held = core.reserve_prefix(id, border);
+    if (!held) return py::none();
+    std::vector<int32_t> missing(held->blocks.begin() + held->num_known, held->blocks.end());
+    return py::make_tuple(held->num_known, to_array(std::move(missing)), held->snapshot);
+}
+
 void bind_prefix_stats(py::module_& module) {
     py::class_<PrefixCacheStats>(module, "PrefixCacheStats", "Totals since the start, but for the two sizes.")
         .def_readonly("num_queries", &PrefixCacheStats::num_queries, "admissions that were looked up")
@@ -151,6 +167,22 @@ void bind_scheduler(py::module_& module, EngineClass& engine) {
         .def("reset_prefix_cache", &EngineCore::reset_prefix_cache, Unlocked(),
              "Forgets every prefix; False, and nothing changes, while a sequence is unfinished or in flight.")
         .def("prefix_cache_stats", &EngineCore::prefix_cache_stats, Unlocked())
+        .def("start_reporting_prefixes", &EngineCore::start_reporting_prefixes, Unlocked(),
+             "From now on take_published_borders() has something to give.")
+        .def("take_published_borders", &take_published_borders,
+             "[(int32 [border] tokens, int32 [n] blocks, snapshot slot)] of borders whose state has become known "
+             "since the last call; their bytes stay until the next plan.")
+        .def(
+            "take_arrivals", [](EngineCore& core) { return core.take_arrivals(); },
+            "Waiting sequences that could be admitted now, each named once.")
+        .def("find_prefix", &EngineCore::find_prefix, py::arg("seq_id"), Unlocked(),
+             "(tokens to resume from, tokens in known blocks) of a waiting sequence.")
+        .def("reserve_prefix", &reserve_prefix, py::arg("seq_id"), py::arg("border"),
+             "Holds blocks and a slot for the first `border` tokens of a waiting sequence: (known blocks, int32 "
+             "[n] blocks to fill behind them, slot to fill), None when that cannot be.")
+        .def("publish_prefix", &EngineCore::publish_prefix, Unlocked(), "What was reserved is filled.")
+        .def("cancel_prefix", &EngineCore::cancel_prefix, Unlocked(),
+             "Gives back what is reserved, if anything is.")
         .def("check_integrity", &EngineCore::check_integrity, Unlocked(),
              "RuntimeError names the first broken invariant.")
         .def("attention_flops", &EngineCore::attention_flops, py::arg("begin"), py::arg("end"),

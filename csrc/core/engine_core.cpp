@@ -136,6 +136,7 @@ CommitResult EngineCore::commit(const StepPlan& plan, const StepOutcome& outcome
 int32_t EngineCore::discard_in_flight() {
     const std::lock_guard lock(mutex_);
     const int32_t count = static_cast<int32_t>(state_.in_flight.size());
+    if (reservation_) state_.prefix_cache.cancel(*std::exchange(reservation_, std::nullopt));
     while (!state_.in_flight.empty()) {
         const std::shared_ptr<StepPlan> plan = state_.in_flight.front();
         for (const PlanSequence& entry : plan->sequences) {
@@ -241,6 +242,65 @@ bool EngineCore::reset_prefix_cache() {
 PrefixCacheStats EngineCore::prefix_cache_stats() {
     const std::lock_guard lock(mutex_);
     return state_.prefix_cache.stats();
+}
+
+void EngineCore::start_reporting_prefixes() {
+    const std::lock_guard lock(mutex_);
+    state_.prefix_cache.start_reporting();
+}
+
+std::vector<PublishedBorder> EngineCore::take_published_borders() {
+    const std::lock_guard lock(mutex_);
+    return state_.prefix_cache.take_published();
+}
+
+std::vector<int64_t> EngineCore::take_arrivals() {
+    const std::lock_guard lock(mutex_);
+    std::vector<int64_t> ids;
+    int32_t room = state_.config.max_num_seqs - state_.num_admitted();
+    int64_t free_blocks = state_.blocks.num_free();
+    for (const auto& [id, sequence] : state_.waiting) {
+        if (sequence->state_slot != 0 || sequence->is_evicting) continue;
+        free_blocks -= state_.config.blocks_for(sequence->length());
+        if (--room < 0 || free_blocks < 0) break;
+        if (sequence->is_offered || !state_.prefix_cache.may_exchange(*sequence)) continue;
+        sequence->is_offered = true;
+        ids.push_back(id);
+    }
+    return ids;
+}
+
+std::pair<int32_t, int32_t> EngineCore::find_prefix(int64_t id) {
+    const std::lock_guard lock(mutex_);
+    const PrefixHit hit = state_.prefix_cache.find(state_.sequences.get(id));
+    return {hit.num_tokens, hit.num_known};
+}
+
+std::optional<PrefixReservation> EngineCore::reserve_prefix(int64_t id, int32_t border) {
+    const std::lock_guard lock(mutex_);
+    DI_CHECK(!reservation_, "sequence ", reserved_for_, " has a reservation");
+    Sequence& sequence = state_.sequences.get(id);
+    if (sequence.status != SequenceStatus::kWaiting || sequence.state_slot != 0) return std::nullopt;
+    reservation_ = state_.prefix_cache.reserve(sequence, border);
+    reserved_for_ = id;
+    return reservation_;
+}
+
+void EngineCore::publish_prefix() {
+    const std::lock_guard lock(mutex_);
+    DI_CHECK(reservation_.has_value(), "nothing is reserved");
+    const PrefixReservation reservation = *std::exchange(reservation_, std::nullopt);
+    const auto found = state_.sequences.all().find(reserved_for_);
+    if (found == state_.sequences.all().end()) {  // forgotten meanwhile, and its tokens with it
+        state_.prefix_cache.cancel(reservation);
+    } else {
+        state_.prefix_cache.publish(*found->second, reservation);
+    }
+}
+
+void EngineCore::cancel_prefix() {
+    const std::lock_guard lock(mutex_);
+    if (reservation_) state_.prefix_cache.cancel(*std::exchange(reservation_, std::nullopt));
 }
 
 void EngineCore::check_integrity() {

@@ -77,6 +77,19 @@ public:
     /// Forgets every prefix; false, and nothing changes, while a sequence is unfinished or a step in flight.
     bool reset_prefix_cache();
     PrefixCacheStats prefix_cache_stats();
+
+    // Exchange of prefixes with a store outside.
+    void start_reporting_prefixes();
+    std::vector<PublishedBorder> take_published_borders();
+    /// Waiting sequences that could be admitted now and whose prefix nobody asked a store for; named once.
+    std::vector<int64_t> take_arrivals();
+    /// (tokens to resume from, tokens in known blocks) of a waiting sequence.
+    std::pair<int32_t, int32_t> find_prefix(int64_t id);
+    /// Holds blocks and a slot for the first `border` tokens of a waiting sequence; null when that cannot be.
+    /// One reservation at a time: `publish_prefix` or `cancel_prefix` ends it.
+    std::optional<PrefixReservation> reserve_prefix(int64_t id, int32_t border);
+    void publish_prefix();
+    void cancel_prefix();
     void check_integrity();
     std::vector<int32_t> free_blocks();
     std::vector<int32_t> free_slots();
@@ -101,6 +114,8 @@ private:
     ScheduledDraftBudget* draft_budget_ = nullptr;  ///< the scheduler's; null while every draft is verified
     Scheduler scheduler_;
     CompressedVocab vocab_;
+    std::optional<PrefixReservation> reservation_;
+    int64_t reserved_for_ = 0;
 };
 
 }  // namespace deepinfer

@@ -94,12 +94,17 @@ void PrefixCache::publish_snapshot(Sequence& sequence, int32_t border, int32_t s
     }
     const bool is_there = node != 0 && prefix.num_published >= border / block_size_;
     if (is_there && nodes_[node].snapshot == 0) {
-        nodes_[node].snapshot = slot;
-        owners_[slot] = node;
-        slots_.keep(slot);
-        ++stats_.num_snapshots;
+        keep_snapshot(node, slot);
+        report(node);
     }
     slots_.release(slot);
+}
+
+void PrefixCache::keep_snapshot(int32_t node, int32_t slot) {
+    nodes_[node].snapshot = slot;
+    owners_[slot] = node;
+    slots_.keep(slot);
+    ++stats_.num_snapshots;
 }
 
 void PrefixCache::retract(const Sequence& sequence) {

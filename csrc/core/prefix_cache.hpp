@@ -13,8 +13,10 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "block_pool.hpp"
@@ -30,6 +32,20 @@ struct PrefixHit {
     int32_t num_known = 0;        ///< tokens in known blocks, with a state behind them or not
     int32_t snapshot = 0;         ///< slot of the state at `num_tokens`
     std::vector<int32_t> blocks;  // [num_tokens / block_size]
+};
+
+/// A border whose state has become known, with all that a store outside would keep of it.
+struct PublishedBorder {
+    std::vector<int32_t> tokens;  // [border]
+    std::vector<int32_t> blocks;  // [border / block_size]
+    int32_t snapshot = 0;
+};
+
+/// What is held for a prefix that comes from outside, until it is published or cancelled.
+struct PrefixReservation {
+    int32_t num_known = 0;        ///< leading blocks that are known already
+    std::vector<int32_t> blocks;  // [border / block_size]
+    int32_t snapshot = 0;
 };
 
 /// Totals since the start, but for the two sizes.
@@ -67,6 +83,21 @@ public:
     /// Something is wrong with what a sequence computed: forgets its blocks.
     void retract(const Sequence& sequence);
 
+    /// From now on borders that become known are listed.
+    void start_reporting() { is_reporting_ = is_enabled_; }
+    /// Borders that have become known since the last call; their blocks and snapshots are as they were until
+    /// the next blocks or slots are taken.
+    std::vector<PublishedBorder> take_published();
+    /// Whether a sequence's prefix is one that others outside may have: not private, not scored, and with
+    /// whole windows.
+    bool may_exchange(const Sequence& sequence) const;
+    /// Holds what the first `border` tokens of a sequence need, beyond what is known; nothing when that does
+    /// not fit, or is there.
+    std::optional<PrefixReservation> reserve(Sequence& sequence, int32_t border);
+    /// The reserved blocks and the snapshot have been filled: known from now on, and held no more.
+    void publish(Sequence& sequence, const PrefixReservation& reservation);
+    void cancel(const PrefixReservation& reservation);
+
     /// Takes a free block or slot, evicting what was used longest ago when no plain one is left.
     int32_t take_block();
     int32_t take_slot();
@@ -94,6 +125,8 @@ private:
     PrefixHash hash_of(Sequence& sequence, int32_t index) const;
     std::span<const int32_t> tokens_of(const Sequence& sequence, int32_t index) const;
     int32_t find_child(int32_t parent, Sequence& sequence, int32_t index) const;
+    void keep_snapshot(int32_t node, int32_t slot);
+    void report(int32_t node);
     void insert(int32_t block, int32_t parent, Sequence& sequence, int32_t index);
     void remove_with_children(int32_t block);
     void remove(int32_t block);
@@ -111,6 +144,8 @@ private:
     std::vector<int32_t> tokens_;  // [num_blocks, block_size] of the nodes
     std::vector<int32_t> owners_;  // [num_state_slots] block whose border a snapshot belongs to; 0: none
     std::unordered_map<PrefixHash, int32_t> index_;
+    bool is_reporting_ = false;
+    std::vector<PublishedBorder> published_;
     PrefixCacheStats stats_;
 };
 

@@ -149,6 +149,7 @@ struct Sequence {
     int32_t num_overtaken = 0;  ///< later requests admitted while this one did not fit
     int32_t num_scored = 0;     ///< prompt log-probabilities received
     int32_t fork_border = 0;    ///< where known blocks without a state ended when it was admitted
+    bool is_offered = false;    ///< a store outside was asked for its prefix
     int32_t publish_at = 0;     ///< computed tokens that complete its next unpublished block
     PublishedPrefix prefix;
     std::unique_ptr<LogprobStore> output_logprobs;

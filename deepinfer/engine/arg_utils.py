@@ -12,6 +12,8 @@ from typing import Any
 from deepinfer.config import ARITHMETICS, Arithmetic, CacheConfig, ReplayConfig, ReplayMode, SchedulerConfig
 from deepinfer.engine.engine_type import EngineType
 from deepinfer.engine.memory_plan import CacheDemand, RankBudget, blocks_to_allocate
+from deepinfer.kv_transfer.directory_store import DirectoryStore
+from deepinfer.kv_transfer.store import KVStore
 from deepinfer.models.base import ModelSpec
 from deepinfer.sampling_params import check_verification
 from deepinfer.settings import Settings
@@ -29,6 +31,7 @@ _INTEGERS = {
     "num_prefix_states": (0, _INT32_MAX),
     "prefix_state_interval": (0, _INT32_MAX),
     "lookahead_tokens": (0, _INT32_MAX),
+    "kv_store_bytes": (1, 2**63 - 1),
     "seed": (0, 2**63 - 1),
 }
 _OPTIONAL = (
@@ -36,6 +39,7 @@ _OPTIONAL = (
     "max_num_batched_tokens",
     "num_blocks",
     "cache_bytes",
+    "kv_store_bytes",
     "batch_invariant",
     "enable_prefix_caching",
     "num_prefix_states",
@@ -54,6 +58,10 @@ CPU_CACHE_SHARE = 0.25
 # States that the prefix cache keeps when nobody says how many, and the share of memory that they may take.
 NUM_PREFIX_STATES = 64
 PREFIX_STATES_SHARE = 16
+
+
+# Limit of a directory that is given as the KV store.
+KV_STORE_BYTES = 16 << 30
 
 
 @dataclass
@@ -92,6 +100,9 @@ class EngineArgs:
             a state slot; 64, or what a sixteenth of the caches' memory holds, when None.
         prefix_state_interval: tokens between two states that are kept of a long prompt, a multiple of 128; 0
             keeps those at its last border and where it leaves the path of an earlier prompt.
+        kv_store: where prefixes are kept outside the caches: a `KVStore`, which stays the caller's, or a
+            directory of this engine and others; none when None.
+        kv_store_bytes: limit of that directory; 16 GiB when None.
         disable_log_stats: no periodic statistics line.
     """
 
@@ -121,6 +132,8 @@ class EngineArgs:
     enable_prefix_caching: bool | None = None
     num_prefix_states: int | None = None
     prefix_state_interval: int = 0
+    kv_store: KVStore | str | None = None
+    kv_store_bytes: int | None = None
     disable_log_stats: bool = False
 
     def __post_init__(self) -> None:
@@ -151,6 +164,10 @@ class EngineArgs:
         for name in ("model", "load_format"):
             if not isinstance(getattr(self, name), str):
                 raise ValueError(f"{name}={getattr(self, name)!r}: expected a string")
+        if isinstance(self.kv_store, os.PathLike):
+            self.kv_store = os.fspath(self.kv_store)
+        if not isinstance(self.kv_store, (str, KVStore, NoneType)) or self.kv_store == "":
+            raise ValueError(f"kv_store={self.kv_store!r}: expected a KVStore or a directory")
         for name in ("tokenizer", "revision", "tokenizer_revision", "calibration_file"):
             if not isinstance(getattr(self, name), (str, os.PathLike, NoneType)):
                 raise ValueError(f"{name}={getattr(self, name)!r}: expected a string")
@@ -329,6 +346,23 @@ class EngineArgs:
             num_prefix_states=num_states,
             prefix_state_interval=self.prefix_state_interval,
         )
+
+    def resolve_kv_store(self) -> tuple[KVStore | None, bool]:
+        """The KV store, and whether it is the engine's own.
+
+        Raises:
+            ValueError: there is no prefix cache for it, or the directory is something else.
+        """
+        store = self.kv_store
+        if store is None:
+            return None, False
+        if not self.use_prefix_caching:
+            raise ValueError(
+                "kv_store needs the prefix cache: drop enable_prefix_caching=False, or the store"
+            )
+        if isinstance(store, KVStore):
+            return store, False
+        return DirectoryStore(store, self.kv_store_bytes or KV_STORE_BYTES), True
 
     @property
     def use_prefix_caching(self) -> bool:

@@ -82,6 +82,10 @@ class Executor:
 
         return self._launch(run)
 
+    def run(self, work: Callable[..., Any], *args: Any) -> Future[Any]:
+        """Queue other work on the device's memory, in order with the steps around it."""
+        return self._launch(work, *args)
+
     def pause(self) -> None:
         """The host has nothing to launch: the time until the next launch is no one's idle time."""
         self._last_end = None

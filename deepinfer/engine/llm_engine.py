@@ -14,6 +14,7 @@ from deepinfer.engine.assembly import OutputAssembler
 from deepinfer.engine.executor import Executor
 from deepinfer.engine.intake import Intake, Prompt, Request
 from deepinfer.engine.parts import build_parts
+from deepinfer.engine.prefix_exchange import PrefixExchange
 from deepinfer.engine.stats import EngineStats, StatsLogger, draft_reliability
 from deepinfer.engine.summary import StatsSummary
 from deepinfer.outputs import RequestOutput
@@ -41,6 +42,11 @@ class LLMEngine:
         self.stats = EngineStats(parts.scheduler_config.num_draft_tokens)
         self._builder = parts.builder
         self._executor = Executor(parts.runner, use_thread=parts.use_async)
+        self._exchange = None
+        if parts.prefixes is not None:
+            self._exchange = PrefixExchange(
+                parts.core, self._executor, parts.caches, parts.prefixes, parts.owns_store
+            )
         self._is_async = parts.use_async
         self._use_draft_budget = parts.use_draft_budget
         self._in_flight: _InFlight | None = None
@@ -197,7 +203,14 @@ class LLMEngine:
         if self.has_unfinished_requests():
             return False
         self.settle()
+        if self._exchange is not None:
+            self._exchange.reset()
         return self.core.reset_prefix_cache()
+
+    @property
+    def kv_store(self) -> PrefixExchange | None:
+        """The connection with the KV store; None when there is none."""
+        return self._exchange
 
     def prefix_cache_stats(self) -> Any:
         """`_core.PrefixCacheStats`: hits and evictions since the start, and what is kept."""
@@ -205,6 +218,9 @@ class LLMEngine:
 
     def _step(self) -> list[RequestOutput]:
         timers = self.stats.timers
+        if self._exchange is not None:
+            with timers.timed("store"):
+                self._exchange.fetch()
         with timers.timed("schedule"):
             plan = self.core.schedule()
             self.stats.num_overlapped_steps += plan is not None and self._in_flight is not None
@@ -243,6 +259,9 @@ class LLMEngine:
                     plan.num_seqs, plan.num_rows, result.device_ms, plan.wants_drafts, commit.num_tokens
                 )
         self._in_flight = None
+        if self._exchange is not None:
+            with timers.timed("store"):
+                self._exchange.keep()
         self.stats.add_step(step.plan, commit)
         self._stats_logger.after_step(step.plan)
         with timers.timed("text"):
@@ -255,6 +274,8 @@ class LLMEngine:
         self._is_closed = True
         self._executor.drain()
         self._executor.close()
+        if self._exchange is not None:
+            self._exchange.close()
         self._in_flight = None
         self.core.discard_in_flight()
         self._assembler.drop_all()

@@ -16,7 +16,9 @@ from deepinfer.checkpoint.loader import Checkpoint, load_model, load_tokenizer, 
 from deepinfer.checkpoint.tokenizer import Tokenizer
 from deepinfer.config import Arithmetic, CacheConfig, ReplayConfig, SchedulerConfig
 from deepinfer.engine.arg_utils import BLOCK_SIZE, EngineArgs
+from deepinfer.engine.kv_identity import open_prefixes
 from deepinfer.engine.memory_plan import MemoryPlan, plan_caches, plan_fixed
+from deepinfer.kv_transfer.prefix import PrefixStore
 from deepinfer.models.base import ModelSpec
 from deepinfer.ops import cpu
 from deepinfer.runtime.async_batch import NgramVocab
@@ -45,9 +47,12 @@ class EngineParts:
     Attributes:
         core_module: the `_core` module.
         core: its `EngineCore`, which decides who runs.
+        caches: the pools that the runner reads and writes.
         runner: the device's work.
         builder: turns the core's plans into the runner's inputs.
         memory_plan: what was allocated, and why.
+        prefixes: the KV store as this engine uses it, if there is one.
+        owns_store: the store is closed with the engine.
     """
 
     tokenizer: Tokenizer
@@ -57,10 +62,13 @@ class EngineParts:
     memory_plan: MemoryPlan
     core_module: Any
     core: Any
+    caches: Caches
     runner: ModelRunner
     builder: BatchBuilder
     use_async: bool
     use_draft_budget: bool
+    prefixes: PrefixStore | None
+    owns_store: bool
 
 
 def build_parts(args: EngineArgs, settings: Settings) -> EngineParts:
@@ -141,6 +149,10 @@ def build_parts(args: EngineArgs, settings: Settings) -> EngineParts:
         eos_token_id=tokenizer.eos_token_id,
         ngram_vocab=ngram_vocab,
     )
+    store, owns_store = args.resolve_kv_store()
+    prefixes = None
+    if store is not None:
+        prefixes = open_prefixes(store, checkpoint, arithmetic, layout, spec, with_drafter=num_drafts > 0)
     use_draft_budget = settings.use_draft_budget and num_drafts > 0
     if use_draft_budget:
         key = _step_time_key(checkpoint, arithmetic, scheduler, device)
@@ -153,10 +165,13 @@ def build_parts(args: EngineArgs, settings: Settings) -> EngineParts:
         memory_plan=memory_plan,
         core_module=core_module,
         core=core,
+        caches=caches,
         runner=runner,
         builder=BatchBuilder(core, device, replay.mode),
         use_async=use_async,
         use_draft_budget=use_draft_budget,
+        prefixes=prefixes,
+        owns_store=owns_store,
     )
 
 

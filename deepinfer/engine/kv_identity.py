@@ -1,0 +1,52 @@
+"""What an engine's stored prefixes depend on, and the store seen through it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import platform
+
+import torch
+
+from deepinfer import __version__
+from deepinfer.checkpoint.fingerprint import fingerprint
+from deepinfer.checkpoint.loader import Checkpoint
+from deepinfer.config import Arithmetic
+from deepinfer.kv_transfer.entry import EntryLayout
+from deepinfer.kv_transfer.keys import Identity
+from deepinfer.kv_transfer.prefix import PrefixStore
+from deepinfer.kv_transfer.store import KVStore
+from deepinfer.models.base import ModelSpec
+from deepinfer.ops import cpu
+from deepinfer.runtime.cache_layout import CacheLayout
+
+
+def open_prefixes(
+    store: KVStore,
+    checkpoint: Checkpoint,
+    arithmetic: Arithmetic,
+    layout: CacheLayout,
+    spec: ModelSpec,
+    *,
+    with_drafter: bool,
+) -> PrefixStore:
+    """A store as an engine uses it.
+
+    Equal bits are promised within one build on one kind of machine, so versions and instruction set are part
+    of the name. Without a drafter nobody writes its rings, and they are no part of a state.
+    """
+    backbone = [window.layer_id for window in layout.windows if window.layer_id < spec.num_layers]
+    entries = EntryLayout.of(layout, None if with_drafter else backbone)
+    rounding = dataclasses.asdict(arithmetic) | {
+        "deepinfer": __version__,
+        "torch": torch.__version__,
+        "machine": platform.machine(),
+        "instructions": cpu.context().instruction_set,
+    }
+    identity = Identity(
+        model=fingerprint(checkpoint.path),
+        arithmetic=json.dumps(rounding, sort_keys=True),
+        layout=entries.fingerprint(),
+        block_size=layout.block_size,
+    )
+    return PrefixStore(store, identity, entries)
