@@ -1,6 +1,7 @@
 """What speculation brings: tokens per step and per second for every draft length, against none.
 
-    python examples/benchmark_speculation.py [--batch 1 4 16] [--temperature T] [--repeats N] [--threads N]
+    python examples/benchmark_speculation.py [--batch 1 4 16 64] [--modes MODE ...] [--temperature T]
+                                             [--repeats N] [--threads N]
 
 Every mode answers the same requests, taken in turns from the questions, stories, prose and code beside the
 model, and has to give the same tokens. A round runs all modes in random order, so that a machine that slows
@@ -32,7 +33,7 @@ MODES: dict[str, dict[str, Any]] = {
     **{f"fixed {k}": {"num_draft_tokens": k} for k in range(1, 6)},
     "varlen": {"num_draft_tokens": 5, "use_draft_budget": True},
 }
-REFILLS = 3  # requests of a run for each place of the batch, so that it is full most of the time
+REFILLS = 2  # requests of a run for each place of the batch, so that it is full most of the time
 MIN_REQUESTS = 12
 # Quantiles of Student's t for a two-sided 95 % interval, by degrees of freedom.
 T95 = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26, 14: 2.14, 19: 2.09}
@@ -79,6 +80,7 @@ def measure(args: argparse.Namespace, batch: int) -> None:
             disable_log_stats=True,
         )
         for name, settings in MODES.items()
+        if name in args.modes
     }
     every = mixed_prompts(engines["off"])
     count = max(MIN_REQUESTS, REFILLS * batch)
@@ -87,12 +89,12 @@ def measure(args: argparse.Namespace, batch: int) -> None:
         SamplingParams(temperature=args.temperature, seed=row, max_tokens=args.tokens, ignore_eos=True)
         for row in range(count)
     ]
-    rates: dict[str, list[float]] = {name: [] for name in MODES}
+    rates: dict[str, list[float]] = {name: [] for name in engines}
     _, expected = run(engines["off"], prompts, params)
     for llm in engines.values():  # the first run warms up, and teaches what a step takes and a draft is worth
         run(llm, prompts, params)
     for _ in range(args.repeats):
-        for name in random.sample(list(MODES), len(MODES)):
+        for name in random.sample(list(engines), len(engines)):
             rate, tokens = run(engines[name], prompts, params)
             assert tokens == expected, f"{name}: other tokens than without speculation"
             rates[name].append(rate)
@@ -122,11 +124,20 @@ def main() -> None:
         "--model", default=str(HERE / "v41-tiny"), help="checkpoint; the bundled one by default"
     )
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 4, 16, 64], help="requests at once")
+    parser.add_argument(
+        "--modes",
+        nargs="+",
+        default=list(MODES),
+        choices=list(MODES),
+        metavar="MODE",
+        help=f"what to compare with off: {', '.join(MODES)} (default all)",
+    )
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--tokens", type=int, default=64, help="output tokens of a request")
     parser.add_argument("--repeats", type=int, default=5, help="rounds over all modes")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     args = parser.parse_args()
+    args.modes = ["off", *args.modes]
     torch.set_num_threads(args.threads)
     logging.disable(logging.INFO)
     print(
