@@ -120,8 +120,7 @@ def record_blocks(
         if plan is None:
             assembler.collect(ended)
             continue
-        batch, _ = builder.batch(plan)
-        runner.prepare(batch, None)
+        runner.prepare(*builder.batch(plan))
         runner.forward()
         result = runner.sample(builder.sampling(plan))
         commit = core.commit(plan, **result.as_arrays())

@@ -130,7 +130,7 @@ def test_switches_between_prefill_and_decode_do_not_drain(llm):
     engine = llm.llm_engine
     with watched(llm, OverlapCore) as core:
         for row in range(6):
-            engine.add_request(str(row), list(prompt_of(40 + 30 * row, row)), greedy(60))
+            engine.add_request(str(row), list(prompt_of(10 + 20 * row, row)), greedy(60))
             for _ in range(3):
                 engine.step()
         while engine.has_unfinished_requests():
