@@ -130,7 +130,6 @@ def set_place(row: int, place: int, value: object):
         {"sampling": None},
         {"sampling": 3},
     ],
-    ids=str,
 )
 def test_heads_that_lie(changes: dict[str, object]) -> None:
     assert_same_state(SequenceState.decode(forged()), toy_state())  # the forger knows the trade
