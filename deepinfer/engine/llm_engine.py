@@ -160,6 +160,7 @@ class LLMEngine:
         self.check_open()
         stats, executor = self.stats, self._executor
         queue_ms, ttft_ms, tpot_ms = stats.request_times.quantiles()
+        prefixes = self.core.prefix_cache_stats()
         return StatsSummary(
             num_steps=stats.num_steps,
             num_prefill_steps=stats.num_prefill_steps,
@@ -168,6 +169,9 @@ class LLMEngine:
             num_output_tokens=stats.num_output_tokens,
             num_finished_sequences=stats.num_finished,
             num_preemptions=stats.num_preemptions,
+            num_cached_tokens=prefixes.num_hit_tokens,
+            num_prefix_hits=prefixes.num_hits,
+            num_forks=prefixes.num_forks,
             num_drafted=stats.num_drafted,
             num_verified=int(stats.verified_by_position.sum()),
             num_accepted=int(stats.accepted_by_position.sum()),

@@ -59,6 +59,8 @@ class StatsSummary:
         num_steps, num_prefill_steps: committed steps.
         num_overlapped_steps: of these, planned while the device ran the step before.
         num_prefill_tokens, num_output_tokens, num_finished_sequences, num_preemptions: totals.
+        num_cached_tokens: tokens of admitted sequences that were found in the prefix cache or with an equal
+            prompt beside them, instead of computed; num_prefix_hits, num_forks: sequences of either kind.
         num_drafted, num_verified, num_accepted: draft tokens.
         verified_by_position, accepted_by_position: of these at each place in the block of drafts.
         tokens_per_step: mean output tokens of a request in a decode step; 0 before the first.
@@ -78,6 +80,9 @@ class StatsSummary:
     num_output_tokens: int
     num_finished_sequences: int
     num_preemptions: int
+    num_cached_tokens: int
+    num_prefix_hits: int
+    num_forks: int
     num_drafted: int
     num_verified: int
     num_accepted: int
@@ -113,6 +118,8 @@ class StatsSummary:
             f"{self.tokens_per_step:.2f} per decode step of a request",
             f"sequences            {self.num_finished_sequences} finished, "
             f"{self.num_preemptions} preemptions",
+            f"prefixes             {self.num_cached_tokens} tokens found, {self.num_prefix_hits} hits, "
+            f"{self.num_forks} forks",
         ]
         for name, times in (("queue", self.queue_ms), ("TTFT", self.ttft_ms), ("TPOT", self.tpot_ms)):
             lines.append(

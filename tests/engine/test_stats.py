@@ -54,6 +54,9 @@ def test_the_summary_is_the_sum_of_its_requests(is_async):
     assert stats.num_output_tokens == sum(len(c.token_ids) for output in outputs for c in output.outputs)
     assert stats.num_finished_sequences == 2 * len(PROMPTS) and stats.num_steps > stats.num_prefill_steps > 0
     assert (stats.num_overlapped_steps > 0) == is_async
+    cached = stats.num_cached_tokens, stats.num_prefix_hits, stats.num_forks
+    num_shared = sum(len(prompt) - 1 for prompt in PROMPTS)  # what the second completions do not compute
+    assert cached == (num_shared, 0, len(PROMPTS))
     for name, field in (
         ("num_drafted", "num_draft_tokens"),
         ("num_verified", "num_verified_tokens"),
@@ -76,7 +79,7 @@ def test_the_summary_is_the_sum_of_its_requests(is_async):
     blocks = [sum(each.count for each in bins) for bins in stats.reliability]
     assert len(blocks) == 3 and blocks[0] >= blocks[1] >= blocks[2] > 0
     report = str(stats)
-    assert f"{stats.num_verified} verified" in report and len(report.splitlines()) == 11 + 3
+    assert f"{stats.num_verified} verified" in report and len(report.splitlines()) == 12 + 3
 
 
 def test_quantiles_of_request_times():
