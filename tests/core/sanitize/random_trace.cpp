@@ -176,7 +176,10 @@ private:
             outcome.draft_width = config_.num_draft_tokens;
         }
         core_.commit(*plan, outcome);
-        if (!plan->is_prefill()) core_.add_step_time(plan->num_seqs(), plan->num_rows, 1 + below(9), true);
+        if (!plan->is_prefill()) {
+            core_.add_step_time(plan->num_seqs(), plan->num_rows, 1 + below(9), plan->wants_drafts,
+                                plan->num_rows);
+        }
         ++num_commits_;
     }
 
