@@ -17,6 +17,7 @@ class FinishReason(StrEnum):
     LENGTH = "length"  # max_tokens or the end of the context
     ABORT = "abort"  # the caller gave up the request
     ERROR = "error"  # `CompletionOutput.error` says what happened
+    HANDED_OFF = "handed_off"  # a COMPLETION engine goes on with it
 
 
 class ErrorKind(StrEnum):
@@ -28,6 +29,7 @@ class ErrorKind(StrEnum):
     NO_TOKEN = "no_token"  # masks forbid every token
     PREEMPTED = "preempted"  # evicted by an engine that does not recompute
     GRAMMAR = "grammar"  # the structured output failed
+    TRANSFER = "transfer"  # the hand-off to another engine failed
     INTERNAL = "internal"  # a fault of the engine
 
 

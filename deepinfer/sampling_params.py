@@ -249,12 +249,12 @@ class SamplingParams:
         return self
 
     def __reduce__(self) -> tuple:
-        return _rebuild, (type(self), self._changed_fields())
+        return _rebuild, (type(self), self.changed_fields())
 
     def __repr__(self) -> str:
-        return f"SamplingParams({', '.join(f'{k}={v!r}' for k, v in self._changed_fields().items())})"
+        return f"SamplingParams({', '.join(f'{k}={v!r}' for k, v in self.changed_fields().items())})"
 
-    def _changed_fields(self) -> dict[str, Any]:
+    def changed_fields(self) -> dict[str, Any]:
         """The fields that differ from their defaults, in the order of declaration."""
         changed = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
         if "so_args" in changed:

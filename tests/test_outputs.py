@@ -19,7 +19,7 @@ from deepinfer.outputs import (
 
 
 def test_reasons_are_strings():
-    assert [str(reason) for reason in FinishReason] == ["stop", "length", "abort", "error"]
+    assert [str(reason) for reason in FinishReason] == ["stop", "length", "abort", "error", "handed_off"]
     assert FinishReason.STOP == "stop" and json.dumps(FinishReason.LENGTH) == '"length"'
     assert {"invalid_request", "too_long", "numerics", "grammar"} <= {str(kind) for kind in ErrorKind}
 

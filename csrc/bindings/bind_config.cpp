@@ -53,7 +53,8 @@ void bind_enums(py::module_& module) {
         .value("STOP", FinishReason::kStop)
         .value("LENGTH", FinishReason::kLength)
         .value("ABORT", FinishReason::kAbort)
-        .value("ERROR", FinishReason::kError);
+        .value("ERROR", FinishReason::kError)
+        .value("HAND_OFF", FinishReason::kHandOff);
     py::enum_<ErrorKind>(
         module, "ErrorKind",
         "Why a sequence ended with FinishReason.ERROR; rows of `faults` hold the same values.")

@@ -1,4 +1,6 @@
 /// EngineCore: requests in, schedule, commit.
+#include <array>
+
 #include "bindings.hpp"
 
 namespace deepinfer::bindings {
@@ -92,6 +94,52 @@ py::object reserve_prefix(EngineCore& core, int64_t id, int32_t border) {
     return py::make_tuple(held->num_known, to_array(std::move(missing)), held->snapshot);
 }
 
+template <typename T>
+std::vector<T> to_vector(const py::object& object, const char* name, int num_dims = 1) {
+    const auto values = to_span<T>(object, name, num_dims);
+    return {values.begin(), values.end()};
+}
+
+/// (values [n], ranks [n], top ids [n, K], top values [n, K]); None for none.
+LogprobStore to_store(const py::object& arrays, const char* name) {
+    LogprobStore store;
+    if (arrays.is_none()) return store;
+    const auto parts = arrays.cast<std::array<py::object, 4>>();
+    store.values = to_vector<float>(parts[0], name);
+    store.ranks = to_vector<int32_t>(parts[1], name);
+    store.top_ids = to_vector<int32_t>(parts[2], name, 2);
+    store.top_values = to_vector<float>(parts[3], name, 2);
+    return store;
+}
+
+int64_t add_computed(EngineCore& core, const SequenceParams& params, const py::object& tokens,
+                     int32_t num_prompt, const py::object& drafts, const py::object& confidences,
+                     const py::object& logprobs, const py::object& prompt_logprobs, double first_scheduled,
+                     double first_token, int32_t num_preemptions, int32_t num_cached_tokens,
+                     int64_t num_drafted) {
+    ComputedSequence computed;
+    computed.tokens = to_vector<int32_t>(tokens, "tokens");
+    computed.num_prompt = num_prompt;
+    computed.drafts = to_vector<int32_t>(drafts, "drafts");
+    computed.confidences = to_vector<float>(confidences, "confidences");
+    computed.output_logprobs = to_store(logprobs, "logprobs");
+    computed.prompt_logprobs = to_store(prompt_logprobs, "prompt_logprobs");
+    computed.metrics.first_scheduled = first_scheduled;
+    computed.metrics.first_token = first_token;
+    computed.metrics.num_preemptions = num_preemptions;
+    computed.metrics.num_cached_tokens = num_cached_tokens;
+    computed.metrics.num_drafted = num_drafted;
+    return core.add_computed(params, std::move(computed));
+}
+
+py::list admit_computed(EngineCore& core) {
+    py::list admitted;
+    for (AdmittedSequence& sequence : core.admit_computed()) {
+        admitted.append(py::make_tuple(sequence.id, to_array(std::move(sequence.blocks)), sequence.slot));
+    }
+    return admitted;
+}
+
 void bind_prefix_stats(py::module_& module) {
     py::class_<PrefixCacheStats>(module, "PrefixCacheStats", "Totals since the start, but for the two sizes.")
         .def_readonly("num_queries", &PrefixCacheStats::num_queries, "admissions that were looked up")
@@ -132,6 +180,16 @@ void bind_scheduler(py::module_& module, EngineClass& engine) {
             py::arg("params"), py::arg("prompt"),
             "Queues a request: int32 [n] -> sequence id. ValueError when it can never run, saying what would "
             "work.")
+        .def("add_computed", &add_computed, py::arg("params"), py::arg("tokens"), py::arg("num_prompt"),
+             py::arg("drafts") = none, py::arg("confidences") = none, py::arg("logprobs") = none,
+             py::arg("prompt_logprobs") = none, py::arg("first_scheduled") = 0.0,
+             py::arg("first_token") = 0.0, py::arg("num_preemptions") = 0, py::arg("num_cached_tokens") = 0,
+             py::arg("num_drafted") = 0,
+             "Queues a sequence that another engine has begun: int32 [n] prompt and outputs, all but the newest "
+             "computed; log-probabilities as (values, ranks, top ids, top values) -> sequence id.")
+        .def("admit_computed", &admit_computed,
+             "[(sequence id, int32 [n] blocks, slot)] of such sequences that have been given room: they run from "
+             "the next plan on, and the caller fills blocks and slot in front of it.")
         .def("abort", &EngineCore::abort, py::arg("seq_id"), Unlocked(),
              "Ends it now; False when it had ended before.")
         .def("stop", &EngineCore::stop, py::arg("seq_id"), py::arg("num_output_tokens"),
@@ -139,7 +197,8 @@ void bind_scheduler(py::module_& module, EngineClass& engine) {
              "Ends it with its first num_output_tokens outputs, also when it has just ended by itself.")
         .def("fail", &EngineCore::fail, py::arg("seq_id"), py::arg("kind"), Unlocked(),
              "Ends it with FinishReason.ERROR.")
-        .def("release", &EngineCore::release, py::arg("seq_id"), Unlocked(), "Forgets a finished sequence.")
+        .def("release", &EngineCore::release, py::arg("seq_id"), Unlocked(),
+             "Forgets a finished sequence, and gives back what one that is handed off still holds.")
         .def("preempt", &EngineCore::preempt, py::arg("seq_id"), Unlocked(),
              "Takes its blocks; it will be recomputed. False when it holds none.")
         .def("wants_prefill", &EngineCore::wants_prefill, Unlocked(),

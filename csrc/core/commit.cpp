@@ -123,6 +123,9 @@ private:
         if (!sequence.is_finished()) {
             keep_drafts(sequence, s, emitted);
             if (!sequence.is_evicting) give_back_surplus(sequence);
+            if (sequence.hands_off && !sequence.is_evicting) {
+                end(sequence, FinishReason::kHandOff, ErrorKind::kNone);
+            }
         }
         return num_new;
     }

@@ -16,9 +16,6 @@ void require_at_least(const char* name, T value, U minimum, const char* why) {
 }  // namespace
 
 void CoreConfig::validate() const {
-    if (role != Role::kNormal) {
-        throw std::invalid_argument("role must be NORMAL: this engine runs prompts and completions together");
-    }
     require_at_least("max_num_seqs", max_num_seqs, 1, "sequences at once");
     require_at_least("max_model_len", max_model_len, 2, "one prompt token and one output token");
     require_at_least("block_size", block_size, 1, "tokens per block");

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <utility>
 
 #include "check.hpp"
 
@@ -68,6 +69,29 @@ void CoreState::admit_fork(Sequence& sequence, const Sequence& leader, StepPlan&
     prefix_cache.count_fork(sequence);
 }
 
+void CoreState::admit_computed(Sequence& sequence) {
+    DI_CHECK(sequence.is_computed && sequence.state_slot == 0, "sequence ", sequence.id,
+             " is not to be loaded");
+    sequence.is_computed = false;
+    sequence.state_slot = prefix_cache.take_slot();
+    sequence.num_computed = sequence.length() - 1;
+    allocate_blocks(config.blocks_for(sequence.num_computed), sequence.blocks);
+    sequence.num_overtaken = 0;
+    if (sequence.metrics.first_scheduled == 0.0) sequence.metrics.first_scheduled = monotonic_seconds();
+    partial.push_back(&sequence);
+    start_running(sequence);
+    loading.push_back(sequence.id);
+}
+
+void CoreState::restart_loading() {
+    for (const int64_t id : std::exchange(loading, {})) {
+        const auto found = sequences.all().find(id);
+        if (found == sequences.all().end()) continue;
+        Sequence& sequence = *found->second;
+        if (sequence.status == SequenceStatus::kRunning && sequence.num_in_flight == 0) restart(sequence);
+    }
+}
+
 void CoreState::allocate_blocks(int32_t count, std::vector<int32_t>& table) {
     for (int32_t i = 0; i < count; ++i) table.push_back(prefix_cache.take_block());
 }
@@ -113,7 +137,11 @@ void CoreState::restart_fork(int64_t id) {
 
 void CoreState::finish(Sequence& sequence, FinishReason reason, ErrorKind kind, double now) {
     DI_CHECK(!sequence.is_finished(), "sequence ", sequence.id, " is finished");
-    if (sequence.is_evicting) {
+    if (reason == FinishReason::kHandOff) {
+        DI_CHECK(!sequence.is_evicting && sequence.num_in_flight == 1, "sequence ", sequence.id,
+                 " is handed off outside of its commit");
+        detach(sequence);
+    } else if (sequence.is_evicting) {
         waiting.erase(sequence.id);  // already listed in `leaving`
         sequence.is_evicting = false;
     } else {
@@ -130,6 +158,7 @@ void CoreState::leave_flight(Sequence& sequence) {
     DI_CHECK(sequence.num_in_flight > 0, "sequence ", sequence.id, " is not in flight");
     --sequence.num_in_flight;
     if (sequence.num_in_flight > 0 || !(sequence.is_finished() || sequence.is_evicting)) return;
+    if (sequence.finish_reason == FinishReason::kHandOff) return;
     remove(leaving, &sequence);
     sequence.is_evicting = false;
     drop_resources(sequence);

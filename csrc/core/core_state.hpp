@@ -46,6 +46,7 @@ struct CoreState {
     std::vector<Sequence*> leaving;  ///< ended or preempted while in flight
     std::deque<std::shared_ptr<StepPlan>> in_flight;  ///< scheduled and not committed, oldest first
     std::vector<Sequence*> ended;  ///< ended by scheduling itself, not yet told to the caller
+    std::vector<int64_t> loading;  ///< admitted with computed bytes since the last plan
     int64_t num_preemptions = 0;
     int32_t decode_steps = 0;  ///< since the last prefill step
     int64_t next_step = 1;
@@ -62,6 +63,8 @@ struct CoreState {
     /// Admits a sequence whose tokens are those of `leader`, whose last chunk has just been scheduled: it
     /// shares the full blocks in front of the last token and gets the rest by copies behind that step.
     void admit_fork(Sequence& sequence, const Sequence& leader, StepPlan& plan);
+    /// Admits a sequence whose bytes come from outside, straight into `running`.
+    void admit_computed(Sequence& sequence);
     /// Appends free blocks to a table; the caller has checked that they exist.
     void allocate_blocks(int32_t count, std::vector<int32_t>& table);
     /// waiting -> running, when its prompt is scheduled to the end.
@@ -77,6 +80,10 @@ struct CoreState {
     void restart(Sequence& sequence);
     /// The copies to a forked sequence never happened: `restart`, unless it has no use for them any more.
     void restart_fork(int64_t id);
+    /// Nobody has the bytes of computed sequences that were admitted since the last plan: `restart`.
+    void restart_loading();
+    /// Blocks and slot back to the pools.
+    void drop_resources(Sequence& sequence);
     /// Gives back the blocks behind the first `num_tokens` tokens.
     void trim_blocks(Sequence& sequence, int32_t num_tokens);
     /// Closes the holes in `running`; whoever walks it has called this.
@@ -85,9 +92,8 @@ struct CoreState {
 private:
     int32_t num_holes_ = 0;
 
-    void detach(Sequence& sequence);          ///< Out of its queue.
-    void drop_resources(Sequence& sequence);  ///< Blocks and slot back to the pools.
-    void drop_or_leave(Sequence& sequence);   ///< Now, or at the commit.
+    void detach(Sequence& sequence);         ///< Out of its queue.
+    void drop_or_leave(Sequence& sequence);  ///< Drops its resources now, or at the commit.
 };
 
 }  // namespace deepinfer

@@ -42,6 +42,25 @@ int64_t EngineCore::add(SequenceParams params, std::span<const int32_t> prompt) 
     return sequence.id;
 }
 
+int64_t EngineCore::add_computed(SequenceParams params, ComputedSequence computed) {
+    const std::lock_guard lock(mutex_);
+    check_computed(state_.config, params, computed, num_known_ids());
+    Sequence& sequence = state_.sequences.create();
+    prepare_computed(state_.config, std::move(params), std::move(computed), sequence);
+    state_.waiting.emplace(sequence.id, &sequence);
+    return sequence.id;
+}
+
+std::vector<AdmittedSequence> EngineCore::admit_computed() {
+    const std::lock_guard lock(mutex_);
+    std::vector<AdmittedSequence> admitted;
+    for (Sequence* sequence : choose_computed(state_)) {
+        state_.admit_computed(*sequence);
+        admitted.push_back({sequence->id, sequence->blocks, sequence->state_slot});
+    }
+    return admitted;
+}
+
 bool EngineCore::abort(int64_t id) {
     const std::lock_guard lock(mutex_);
     Sequence& sequence = state_.sequences.get(id);
@@ -87,6 +106,7 @@ void EngineCore::release(int64_t id) {
             concat("sequence ", id, " is not finished; abort it before releasing it"));
     }
     std::erase(state_.ended, &sequence);
+    if (sequence.num_in_flight == 0 && sequence.state_slot != 0) state_.drop_resources(sequence);
     if (sequence.num_in_flight > 0) {
         sequence.is_released = true;
     } else {
@@ -150,6 +170,7 @@ int32_t EngineCore::discard_in_flight() {
         plan->is_outstanding = false;
         state_.in_flight.pop_front();
     }
+    state_.restart_loading();
     state_.compact();
     return count;
 }
@@ -260,7 +281,7 @@ std::vector<int64_t> EngineCore::take_arrivals() {
     int32_t room = state_.config.max_num_seqs - state_.num_admitted();
     int64_t free_blocks = state_.blocks.num_free();
     for (const auto& [id, sequence] : state_.waiting) {
-        if (sequence->state_slot != 0 || sequence->is_evicting) continue;
+        if (sequence->state_slot != 0 || sequence->is_evicting || sequence->is_computed) continue;
         free_blocks -= state_.config.blocks_for(sequence->length());
         if (--room < 0 || free_blocks < 0) break;
         if (sequence->is_offered || !state_.prefix_cache.may_exchange(*sequence)) continue;

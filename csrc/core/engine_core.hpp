@@ -29,6 +29,13 @@ struct CoreCounts {
     int64_t num_preemptions = 0;
 };
 
+/// A computed sequence that has been given room.
+struct AdmittedSequence {
+    int64_t id = 0;
+    std::vector<int32_t> blocks;
+    int32_t slot = 0;
+};
+
 class EngineCore {
 public:
     explicit EngineCore(const CoreConfig& config);
@@ -39,6 +46,11 @@ public:
     void set_compressed_vocab(std::vector<int32_t> map, int32_t pad_id);
 
     int64_t add(SequenceParams params, std::span<const int32_t> prompt);
+    /// Queues a sequence that another engine has begun: it needs no prefill, but room and its bytes.
+    int64_t add_computed(SequenceParams params, ComputedSequence computed);
+    /// Gives blocks and slots to such sequences; they run from the next plan on. Whoever calls fills both
+    /// in front of that plan, behind the step in flight: blocks [n] in the order of positions.
+    std::vector<AdmittedSequence> admit_computed();
     bool abort(int64_t id);
     /// Ends a sequence with its first `num_output_tokens` outputs, or corrects one that has just ended.
     void stop(int64_t id, int32_t num_output_tokens, FinishReason reason);

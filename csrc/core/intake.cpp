@@ -79,6 +79,7 @@ void prepare_sequence(const CoreConfig& config, SequenceParams params, std::span
                       Sequence& sequence) {
     sequence.num_prompt = static_cast<int32_t>(prompt.size());
     sequence.limit_length = limit_length(config, params, sequence.num_prompt);
+    sequence.hands_off = config.role == Role::kPrompt;
     sequence.tokens.reserve(prompt.size() +
                             static_cast<size_t>(std::min(sequence.limit_length - sequence.num_prompt, 1024)));
     sequence.tokens.assign(prompt.begin(), prompt.end());
@@ -99,6 +100,74 @@ void prepare_sequence(const CoreConfig& config, SequenceParams params, std::span
                                  !params.allowed_token_ids.empty() || params.min_tokens > 0 ||
                                  params.first_n_token_no_eos > 0;
     sequence.params = std::move(params);
+}
+
+void check_computed(const CoreConfig& config, const SequenceParams& params, const ComputedSequence& computed,
+                    int32_t num_ids) {
+    const int32_t length = static_cast<int32_t>(computed.tokens.size());
+    const int32_t num_prompt = computed.num_prompt;
+    if (num_prompt < 1 || num_prompt >= length) {
+        throw std::invalid_argument(
+            concat("num_prompt=", num_prompt, " of ", length, " tokens; a prompt and an output are needed"));
+    }
+    check_request(config, params, std::span(computed.tokens).first(num_prompt), num_ids);
+    if (length >= limit_length(config, params, num_prompt)) {
+        throw std::invalid_argument(concat("it has ", length, " tokens and ends at ",
+                                           limit_length(config, params, num_prompt), ": nothing is left"));
+    }
+    const auto check_ids = [&](const char* name, std::span<const int32_t> ids) {
+        for (const int32_t id : ids) {
+            if (id < 0 || (num_ids > 0 && id >= num_ids))
+                throw std::invalid_argument(concat(name, " hold ", id, ", the vocabulary has ", num_ids));
+        }
+    };
+    check_ids("outputs", std::span(computed.tokens).subspan(num_prompt));
+    check_ids("drafts", computed.drafts);
+    if (computed.drafts.size() > static_cast<size_t>(config.num_draft_tokens)) {
+        throw std::invalid_argument(concat("it has ", computed.drafts.size(),
+                                           " drafts, num_draft_tokens is ", config.num_draft_tokens));
+    }
+    const auto check_size = [](const char* name, size_t size, size_t expected) {
+        if (size != expected)
+            throw std::invalid_argument(concat(name, " has ", size, " elements instead of ", expected));
+    };
+    check_size("confidences", computed.confidences.size(), computed.drafts.size());
+    const auto check_store = [&](const char* name, const LogprobStore& store, int32_t wanted, int32_t rows) {
+        const size_t count = wanted < 0 ? 0 : static_cast<size_t>(rows);
+        const size_t top = count * static_cast<size_t>(std::max(wanted, 0));
+        check_size(name, store.values.size(), count);
+        check_size(name, store.ranks.size(), count);
+        check_size(name, store.top_ids.size(), top);
+        check_size(name, store.top_values.size(), top);
+    };
+    check_store("logprobs", computed.output_logprobs, params.num_logprobs, length - num_prompt);
+    check_store("prompt_logprobs", computed.prompt_logprobs, params.num_prompt_logprobs, num_prompt - 1);
+}
+
+void prepare_computed(const CoreConfig& config, SequenceParams params, ComputedSequence&& computed,
+                      Sequence& sequence) {
+    const std::span<const int32_t> tokens = computed.tokens;
+    const int32_t num_prompt = computed.num_prompt;
+    prepare_sequence(config, std::move(params), tokens.first(num_prompt), sequence);
+    for (const int32_t token : tokens.subspan(num_prompt)) sequence.append_output(token);
+    const double arrival = sequence.metrics.arrival;
+    sequence.metrics = computed.metrics;
+    sequence.metrics.arrival = arrival;
+    sequence.metrics.num_positions = config.num_draft_tokens;
+    const auto fill = [](std::unique_ptr<LogprobStore>& store, LogprobStore&& values) {
+        if (!store) return;
+        values.width = store->width;
+        *store = std::move(values);
+    };
+    fill(sequence.output_logprobs, std::move(computed.output_logprobs));
+    fill(sequence.prompt_logprobs, std::move(computed.prompt_logprobs));
+    if (sequence.prompt_logprobs) sequence.num_scored = num_prompt - 1;
+    sequence.num_drafts = static_cast<uint8_t>(computed.drafts.size());
+    sequence.newest_estimates.size = sequence.num_drafts;
+    std::copy(computed.drafts.begin(), computed.drafts.end(), sequence.drafts.begin());
+    std::copy(computed.confidences.begin(), computed.confidences.end(),
+              sequence.newest_estimates.confidences.begin());
+    sequence.is_computed = true;
 }
 
 }  // namespace deepinfer

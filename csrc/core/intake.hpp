@@ -17,4 +17,10 @@ void check_request(const CoreConfig& config, const SequenceParams& params, std::
 void prepare_sequence(const CoreConfig& config, SequenceParams params, std::span<const int32_t> prompt,
                       Sequence& sequence);
 
+/// The same for a sequence that another engine has begun.
+void check_computed(const CoreConfig& config, const SequenceParams& params, const ComputedSequence& computed,
+                    int32_t num_ids);
+void prepare_computed(const CoreConfig& config, SequenceParams params, ComputedSequence&& computed,
+                      Sequence& sequence);
+
 }  // namespace deepinfer

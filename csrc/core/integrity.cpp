@@ -84,7 +84,14 @@ void check_lengths(const CoreState& state) {
                  " computed=", sequence.num_computed, " blocks=", sequence.num_blocks());
         DI_CHECK(sequence.num_drafts <= config.num_draft_tokens, "sequence ", id,
                  " drafts=", sequence.num_drafts);
-        if (sequence.is_finished()) continue;
+        DI_CHECK(!sequence.is_computed || sequence.is_finished() ||
+                     (sequence.status == SequenceStatus::kWaiting && sequence.state_slot == 0),
+                 "sequence ", id, " waits for its bytes and holds resources");
+        if (sequence.is_finished()) {
+            DI_CHECK(sequence.state_slot == 0 || sequence.num_in_flight > 0 || sequence.hands_off,
+                     "sequence ", id, " has ended and holds resources");
+            continue;
+        }
         DI_CHECK(sequence.length() < sequence.limit_length, "sequence ", id, " is over its limit");
         if (sequence.status == SequenceStatus::kRunning && sequence.num_in_flight == 0) {
             DI_CHECK(sequence.num_computed == sequence.length() - 1, "sequence ", id,

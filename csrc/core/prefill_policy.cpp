@@ -16,6 +16,15 @@ int32_t growth(const CoreConfig& config, const Sequence& sequence, int32_t lengt
     return std::max(0, config.blocks_for(static_cast<int32_t>(grown)) - num_blocks);
 }
 
+/// Blocks that the running sequences lack to grow by the headroom.
+int32_t growth_of_running(const CoreState& state) {
+    int32_t sum = 0;
+    for (const Sequence* sequence : state.running) {
+        sum += growth(state.config, *sequence, sequence->next_length(), sequence->num_blocks());
+    }
+    return sum;
+}
+
 /// What is left of the step's budgets.
 struct Budgets {
     int32_t tokens;
@@ -109,10 +118,7 @@ PrefillChoice choose_prefill(const CoreState& state) {
     int32_t free_blocks = state.blocks.num_free();
     int32_t free_slots = state.slots.num_free();
     int32_t admitted = state.num_admitted();
-    int32_t headroom = 0;
-    for (const Sequence* sequence : state.running) {
-        headroom += growth(config, *sequence, sequence->next_length(), sequence->num_blocks());
-    }
+    int32_t headroom = growth_of_running(state);
     bool pool_is_idle = free_blocks == config.num_blocks - 1;
     bool is_closed = false;  // somebody has been overtaken too often: no admission behind him
     size_t num_partial_left = state.partial.size();
@@ -133,6 +139,11 @@ PrefillChoice choose_prefill(const CoreState& state) {
         if (is_admission) {
             if (is_closed || admitted >= config.max_num_seqs || blocked.size() >= kMaxSkipped) {
                 if (num_partial_left == 0) break;
+                continue;
+            }
+            if (sequence->is_computed) {  // `choose_computed` found no room
+                is_closed = sequence->num_overtaken >= config.max_overtakes;
+                blocked.push_back(sequence);
                 continue;
             }
             leader = leaders.find(*sequence);
@@ -184,6 +195,37 @@ PrefillChoice choose_prefill(const CoreState& state) {
         }
     }
     return choice;
+}
+
+std::vector<Sequence*> choose_computed(CoreState& state) {
+    const CoreConfig& config = state.config;
+    std::vector<Sequence*> chosen, blocked;
+    int32_t free_blocks = state.blocks.num_free();
+    int32_t free_slots = state.slots.num_free();
+    int32_t admitted = state.num_admitted();
+    int32_t headroom = growth_of_running(state);
+    bool pool_is_idle = free_blocks == config.num_blocks - 1;
+    for (const auto& [id, sequence] : state.waiting) {
+        if (admitted >= config.max_num_seqs || free_slots == 0 || blocked.size() >= kMaxSkipped) break;
+        if (sequence->is_evicting || sequence->state_slot != 0) continue;
+        const int32_t need = config.blocks_for(sequence->length() - 1);
+        const int32_t own_growth = growth(config, *sequence, sequence->length(), need);
+        const bool fits = need <= free_blocks &&
+                          (pool_is_idle || int64_t{need} + own_growth + headroom <= free_blocks);
+        if (!fits || !sequence->is_computed) {
+            if (sequence->num_overtaken >= config.max_overtakes) break;
+            blocked.push_back(sequence);
+            continue;
+        }
+        free_blocks -= need;
+        --free_slots;
+        ++admitted;
+        headroom += own_growth;
+        pool_is_idle = false;
+        chosen.push_back(sequence);
+        for (Sequence* passed : blocked) ++passed->num_overtaken;
+    }
+    return chosen;
 }
 
 }  // namespace deepinfer

@@ -38,4 +38,8 @@ struct PrefillChoice {
 /// to be kept, and a sequence whose tokens are those of one that is being prefilled waits for it and is forked.
 PrefillChoice choose_prefill(const CoreState& state);
 
+/// Waiting sequences whose bytes somebody outside holds and for which there is room, by the same rules.
+/// Whoever waits in front of one counts it as an overtaking.
+std::vector<Sequence*> choose_computed(CoreState& state);
+
 }  // namespace deepinfer

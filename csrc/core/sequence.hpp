@@ -96,6 +96,17 @@ struct FollowedBlock {
     uint8_t num_accepted = 0;  ///< `size`: it stood, the token behind it is to come
 };
 
+/// A sequence that another engine has begun: everything but the bytes of its blocks and its slot.
+struct ComputedSequence {
+    std::vector<int32_t> tokens;  // [num_prompt + outputs], at least one output
+    int32_t num_prompt = 0;
+    std::vector<int32_t> drafts;     // [k] behind the newest token
+    std::vector<float> confidences;  // [k]
+    LogprobStore output_logprobs;
+    LogprobStore prompt_logprobs;
+    SequenceMetrics metrics;  ///< its times and counts so far
+};
+
 /// Hashes of a sequence's tokens, computed when somebody asks.
 struct PrefixKeys {
     std::vector<PrefixHash> blocks;  // of the tokens up to the end of each full block
@@ -130,6 +141,8 @@ struct Sequence {
     uint8_t num_in_flight = 0;  ///< uncommitted plans that hold it, 0..2
     uint8_t num_drafts = 0;
     bool has_sparse_inputs = false;  ///< penalties, bias, bans or an allowed list
+    bool hands_off = false;          ///< ends with `kHandOff` behind its first sampled token
+    bool is_computed = false;        ///< waits for blocks and a slot only: somebody outside holds their bytes
     int32_t num_prompt = 0;
     int32_t num_computed = 0;
     int32_t limit_length = 0;   ///< total tokens at which it ends with kLength
@@ -182,7 +195,7 @@ struct Sequence {
     }
     /// True when the step in flight ends it for sure.
     bool ends_in_flight() const {
-        return num_in_flight > 0 && last.num_samples > 0 && length() + 1 >= limit_length;
+        return num_in_flight > 0 && last.num_samples > 0 && (hands_off || length() + 1 >= limit_length);
     }
 
     void append_output(int32_t token);

@@ -13,7 +13,8 @@ enum class StepKind : uint8_t { kDecode = 0, kPrefill = 1 };
 
 enum class SequenceStatus : uint8_t { kWaiting = 0, kRunning = 1, kFinished = 2 };
 
-enum class FinishReason : uint8_t { kNone = 0, kStop = 1, kLength = 2, kAbort = 3, kError = 4 };
+/// With `kHandOff` a sequence keeps its blocks and slot until it is released: another engine goes on with it.
+enum class FinishReason : uint8_t { kNone = 0, kStop = 1, kLength = 2, kAbort = 3, kError = 4, kHandOff = 5 };
 
 /// Why a sequence ended with `FinishReason::kError`; rows of a step report the same values.
 enum class ErrorKind : uint8_t {

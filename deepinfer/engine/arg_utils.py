@@ -82,7 +82,8 @@ class EngineArgs:
         tokens_per_block: -1, or the paged block size, which is fixed at 128.
         lookahead_tokens: smallest partial chunk worth starting.
         stop_preempted_request: end a preempted request with an error instead of recomputing it.
-        engine_type: which phases the engine runs; NORMAL only for now.
+        engine_type: which phases the engine runs; PROMPT and COMPLETION engines are connected with
+            `LLMEngine.connect`.
         arithmetic: rounding preset: "float32", "w8a8", "bfloat16" or "plain"; "float32" on a CPU when None.
         batch_invariant: a row's bits never depend on its batch; DEEPINFER_BATCH_INVARIANT when None.
         logprobs_mode: what log-probabilities mean: "raw" (the model's distribution), "temperature" (after
@@ -153,8 +154,7 @@ class EngineArgs:
         check_verification(self.verification)
         if self.arithmetic is not None and self.arithmetic not in ARITHMETICS:
             raise ValueError(f"arithmetic={self.arithmetic!r}: choose one of {', '.join(ARITHMETICS)}")
-        if EngineType(self.engine_type) is not EngineType.NORMAL:
-            raise ValueError(f"engine_type={self.engine_type!r}: only EngineType.NORMAL is supported")
+        self.engine_type = EngineType(self.engine_type)
 
     def _check_types(self) -> None:
         """ValueError for the first field that is of another type than declared, or out of range."""

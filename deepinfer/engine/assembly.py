@@ -19,7 +19,7 @@ import numpy as np
 from deepinfer.checkpoint.detokenizer import Detokenizer
 from deepinfer.engine.intake import Request
 from deepinfer.engine.results import RequestState, ResultReader, SampleState
-from deepinfer.outputs import RequestOutput
+from deepinfer.outputs import FinishReason, RequestError, RequestOutput
 
 if TYPE_CHECKING:
     from deepinfer.checkpoint.tokenizer import Tokenizer
@@ -37,12 +37,14 @@ class OutputAssembler:
     def __init__(self, module: ModuleType, core: Any, tokenizer: Tokenizer) -> None:
         self._module = module
         self._core = core
+        self._hand_off = module.FinishReason.HAND_OFF
         self._eos_token_id = tokenizer.eos_token_id
         self._reader = ResultReader(core, tokenizer)
         self._states: dict[str, RequestState] = {}
         self._owners: dict[int, tuple[RequestState, SampleState]] = {}
         self._aborted: deque[int] = deque()  # sequences whose end `collect` has not seen; any thread appends
         self._is_behind = False  # a step was interrupted: `collect` has to look at every sequence
+        self._leaving: list[tuple[RequestState, SampleState]] = []  # to be handed off
 
     @property
     def num_requests(self) -> int:
@@ -72,6 +74,52 @@ class OutputAssembler:
             self._forget(seq_ids)
             raise
         return seq_ids
+
+    def resume(
+        self, request: Request, *, stream: bool, arrival_time: float, arrival: float, **computed: Any
+    ) -> int:
+        """Queue a sequence that another engine has begun; returns its id.
+
+        Args:
+            arrival_time: of the request, Unix seconds.
+            arrival: the same, monotonic seconds.
+            computed: further arguments of `EngineCore.add_computed`.
+
+        Raises:
+            ValueError: as `add`, or its parts contradict each other.
+        """
+        if request.request_id in self._states:
+            raise ValueError(f"request id {request.request_id!r} is still running: choose another")
+        state = RequestState(request, stream, arrival_time)
+        params = self._sequence_params(request, 0, stream)
+        params.arrival_time = arrival
+        sample = SampleState(0, self._core.add_computed(params, **computed), self._live_detokenizer(state))
+        if sample.detokenizer is not None:  # these ended nothing over there
+            sample.detokenizer.append(self._core.output_token_ids(sample.seq_id).tolist())
+        state.samples.append(sample)
+        self._states[request.request_id] = state
+        self._owners[sample.seq_id] = state, sample
+        return sample.seq_id
+
+    def take_leaving(self) -> list[tuple[RequestState, SampleState]]:
+        """Sequences that ended to be handed off, each until `end_leaving`."""
+        leaving, self._leaving = self._leaving, []
+        return leaving
+
+    def end_leaving(
+        self, state: RequestState, sample: SampleState, error: RequestError | None
+    ) -> RequestOutput:
+        """The result of a request that was handed off, or with an error not."""
+        self._reader.end(state, sample)
+        if error is not None:
+            sample.output.finish_reason, sample.output.error = FinishReason.ERROR.value, error
+        self._owners.pop(sample.seq_id, None)
+        self._states.pop(state.request.request_id, None)
+        return self._reader.result(state)
+
+    def is_known(self, seq_id: int) -> bool:
+        """Whether a result of this sequence is due."""
+        return seq_id in self._owners
 
     def abort(self, request_id: str) -> bool:
         """End a request; its result, with what it has so far, comes from the next `collect`.
@@ -130,6 +178,10 @@ class OutputAssembler:
             if owner is None:  # dropped, or named twice
                 continue
             state, sample = owner
+            if sample.output is None and self._core.finish_reason(seq_id) == self._hand_off:
+                self._owners[seq_id] = owner
+                self._leaving.append(owner)
+                continue
             if sample.output is None:
                 self._reader.end(state, sample)
             if all(each.output is not None for each in state.samples):

@@ -1,4 +1,4 @@
-"""What an engine's stored prefixes depend on, and the store seen through it."""
+"""What an engine's bytes depend on, where others are to use them."""
 
 from __future__ import annotations
 
@@ -14,23 +14,20 @@ from deepinfer.checkpoint.loader import Checkpoint
 from deepinfer.config import Arithmetic
 from deepinfer.kv_transfer.entry import EntryLayout
 from deepinfer.kv_transfer.keys import Identity
-from deepinfer.kv_transfer.prefix import PrefixStore
-from deepinfer.kv_transfer.store import KVStore
 from deepinfer.models.base import ModelSpec
 from deepinfer.ops import cpu
 from deepinfer.runtime.cache_layout import CacheLayout
 
 
-def open_prefixes(
-    store: KVStore,
+def kv_identity(
     checkpoint: Checkpoint,
     arithmetic: Arithmetic,
     layout: CacheLayout,
     spec: ModelSpec,
     *,
     with_drafter: bool,
-) -> PrefixStore:
-    """A store as an engine uses it.
+) -> tuple[Identity, EntryLayout]:
+    """Who can use an engine's bytes, and the parts of them.
 
     Equal bits are promised within one build on one kind of machine, so versions and instruction set are part
     of the name. Without a drafter nobody writes its rings, and they are no part of a state.
@@ -49,4 +46,4 @@ def open_prefixes(
         layout=entries.fingerprint(),
         block_size=layout.block_size,
     )
-    return PrefixStore(store, identity, entries)
+    return identity, entries

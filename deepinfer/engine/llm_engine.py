@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -11,14 +11,19 @@ import numpy as np
 
 from deepinfer.engine.arg_utils import EngineArgs
 from deepinfer.engine.assembly import OutputAssembler
+from deepinfer.engine.engine_type import EngineType
 from deepinfer.engine.executor import Executor
-from deepinfer.engine.intake import Intake, Prompt, Request
+from deepinfer.engine.hand_off import CompletionSide, HandOffStats, PromptSide
+from deepinfer.engine.intake import Intake, InvalidRequestError, Prompt, Request
 from deepinfer.engine.parts import build_parts
 from deepinfer.engine.prefix_exchange import PrefixExchange
 from deepinfer.engine.stats import EngineStats, StatsLogger, draft_reliability
 from deepinfer.engine.summary import StatsSummary
+from deepinfer.kv_transfer.connector import KVConnector
+from deepinfer.kv_transfer.entry import EntryLayout
 from deepinfer.outputs import RequestOutput
 from deepinfer.runtime.model_runner import StepResult
+from deepinfer.runtime.sequence_bytes import SequenceBytes
 from deepinfer.sampling.calibration import ReliabilityBin
 from deepinfer.sampling_params import SamplingParams
 from deepinfer.settings import Settings
@@ -47,6 +52,10 @@ class LLMEngine:
             self._exchange = PrefixExchange(
                 parts.core, self._executor, parts.caches, parts.prefixes, parts.owns_store
             )
+        self.engine_type = args.engine_type
+        self._identity = parts.identity
+        self._pools = SequenceBytes(parts.caches, parts.runner.draft_scores)
+        self._hand_off: PromptSide | CompletionSide | None = None
         self._is_async = parts.use_async
         self._use_draft_budget = parts.use_draft_budget
         self._in_flight: _InFlight | None = None
@@ -67,6 +76,44 @@ class LLMEngine:
             settings: read from the environment when None.
         """
         return cls(args, Settings.from_env() if settings is None else settings)
+
+    def connect(self, connect: Callable[[bytes, EntryLayout], KVConnector]) -> None:
+        """Join a PROMPT engine with a COMPLETION engine.
+
+        Args:
+            connect: makes this side's connector for an identity and a layout, and waits for the other side:
+                `functools.partial(SharedMemoryConnector.connect, path)` or a listener's `accept`. The
+                connector is closed with the engine.
+
+        Raises:
+            TransferError: nobody answers, or it is another model's engine.
+        """
+        self.check_open()
+        if self._identity is None or self._hand_off is not None:
+            raise ValueError("connect a PROMPT or COMPLETION engine, and once")
+        identity, layout = self._identity[0].digest(), self._identity[1]
+        parts = self.core, self._executor, self._pools, self._assembler, connect(identity, layout)
+        if self.engine_type is EngineType.PROMPT:
+            self._hand_off = PromptSide(*parts, identity=identity)
+        else:
+            self._hand_off = CompletionSide(
+                *parts, identity=identity, layout=layout, max_waiting=self.scheduler_config.max_num_seqs
+            )
+
+    def wait_for_requests(self, timeout_s: float) -> bool:
+        """In a COMPLETION engine: take what was handed over, waiting for the first.
+
+        Returns:
+            False when nothing more can come, because the other side is gone.
+        """
+        assert isinstance(self._hand_off, CompletionSide), "connect a COMPLETION engine"
+        self._hand_off.receive(timeout_s)
+        return not self._hand_off.is_peer_gone
+
+    @property
+    def hand_off_stats(self) -> HandOffStats:
+        """What was handed off, or taken over."""
+        return HandOffStats() if self._hand_off is None else self._hand_off.stats
 
     def add_request(
         self,
@@ -97,7 +144,12 @@ class LLMEngine:
         Raises:
             InvalidRequestError: naming what was given and what would work.
         """
-        return self._intake.check(request_id, prompt, sampling_params)
+        request = self._intake.check(request_id, prompt, sampling_params)
+        if self.engine_type is EngineType.PROMPT and request.params.n > 1:
+            raise InvalidRequestError(
+                "invalid_request", f"n={request.params.n}: a PROMPT engine hands off one completion a request"
+            )
+        return request
 
     def submit(self, request: Request, *, stream: bool = False) -> None:
         """Queue a checked request.
@@ -106,6 +158,10 @@ class LLMEngine:
             ValueError: the id is in use, or the request can never fit into the cache.
         """
         self.check_open()
+        if self.engine_type is EngineType.COMPLETION:
+            raise RuntimeError("a COMPLETION engine takes its requests from a PROMPT engine")
+        if self.engine_type is EngineType.PROMPT and self._hand_off is None:
+            raise RuntimeError("connect the PROMPT engine with a COMPLETION engine first")
         self._assembler.add(request, stream=stream)
 
     def abort_request(self, request_ids: str | Iterable[str]) -> int:
@@ -125,6 +181,8 @@ class LLMEngine:
 
     def has_unfinished_requests(self) -> bool:
         """Whether `step` has anything to do or to return."""
+        if self._hand_off is not None and self._hand_off.has_results:
+            return True
         return self._assembler.num_requests > 0
 
     def get_num_unfinished_requests(self) -> int:
@@ -136,6 +194,9 @@ class LLMEngine:
 
         With asynchronous scheduling the step that this call launches is committed by the next call, under
         whose forward that host work hides; see doc/async.md.
+
+        In a PROMPT engine a request that is handed off ends with `finish_reason="handed_off"`; if the other
+        side does not take it after all, a later step returns another result of it, with the error.
 
         Returns:
             Results of the requests that ended, and the state of streaming requests with new tokens. They
@@ -152,6 +213,8 @@ class LLMEngine:
                 self.core.discard_in_flight()
                 self._assembler.note_interruption()
             raise
+        if self._hand_off is not None:
+            outputs += self._hand_off.take_results()
         self.stats.add_results(outputs)
         return outputs
 
@@ -225,6 +288,9 @@ class LLMEngine:
         if self._exchange is not None:
             with timers.timed("store"):
                 self._exchange.fetch()
+        if self._hand_off is not None:
+            with timers.timed("transfer"):
+                self._hand_off.before_plan()
         with timers.timed("schedule"):
             plan = self.core.schedule()
             self.stats.num_overlapped_steps += plan is not None and self._in_flight is not None
@@ -238,6 +304,8 @@ class LLMEngine:
         if plan is None:
             if self._in_flight is None:
                 self._executor.pause()
+                if self._hand_off is not None and not outputs:
+                    self._hand_off.when_idle()
             return outputs
         if plan.can_redistribute:
             with timers.timed("wait"):
@@ -252,7 +320,10 @@ class LLMEngine:
         """Commit the step in flight, if there is one; results of what ended."""
         timers, step = self.stats.timers, self._in_flight
         if step is None:
-            return self._assembler.collect(ended)
+            outputs = self._assembler.collect(ended)
+            if self._hand_off is not None:  # what an interrupted step has left
+                self._hand_off.after_commit()
+            return outputs
         with timers.timed("wait"):
             result = step.result.result()
         with timers.timed("commit"):
@@ -269,7 +340,11 @@ class LLMEngine:
         self.stats.add_step(step.plan, commit)
         self._stats_logger.after_step(step.plan)
         with timers.timed("text"):
-            return self._assembler.collect(ended, commit)
+            outputs = self._assembler.collect(ended, commit)
+        if self._hand_off is not None:
+            with timers.timed("transfer"):
+                self._hand_off.after_commit()
+        return outputs
 
     def close(self) -> None:
         """Drop the model and its caches; a second call does nothing."""
@@ -280,6 +355,8 @@ class LLMEngine:
         self._executor.close()
         if self._exchange is not None:
             self._exchange.close()
+        if self._hand_off is not None:
+            self._hand_off.close()
         self._in_flight = None
         self.core.discard_in_flight()
         self._assembler.drop_all()

@@ -16,8 +16,11 @@ from deepinfer.checkpoint.loader import Checkpoint, load_model, load_tokenizer, 
 from deepinfer.checkpoint.tokenizer import Tokenizer
 from deepinfer.config import Arithmetic, CacheConfig, ReplayConfig, SchedulerConfig
 from deepinfer.engine.arg_utils import BLOCK_SIZE, EngineArgs
-from deepinfer.engine.kv_identity import open_prefixes
+from deepinfer.engine.engine_type import EngineType
+from deepinfer.engine.kv_identity import kv_identity
 from deepinfer.engine.memory_plan import MemoryPlan, plan_caches, plan_fixed
+from deepinfer.kv_transfer.entry import EntryLayout
+from deepinfer.kv_transfer.keys import Identity
 from deepinfer.kv_transfer.prefix import PrefixStore
 from deepinfer.models.base import ModelSpec
 from deepinfer.ops import cpu
@@ -51,6 +54,7 @@ class EngineParts:
         runner: the device's work.
         builder: turns the core's plans into the runner's inputs.
         memory_plan: what was allocated, and why.
+        identity: who can use this engine's bytes and how they are laid out, if anybody is to.
         prefixes: the KV store as this engine uses it, if there is one.
         owns_store: the store is closed with the engine.
     """
@@ -67,6 +71,7 @@ class EngineParts:
     builder: BatchBuilder
     use_async: bool
     use_draft_budget: bool
+    identity: tuple[Identity, EntryLayout] | None
     prefixes: PrefixStore | None
     owns_store: bool
 
@@ -150,9 +155,10 @@ def build_parts(args: EngineArgs, settings: Settings) -> EngineParts:
         ngram_vocab=ngram_vocab,
     )
     store, owns_store = args.resolve_kv_store()
-    prefixes = None
-    if store is not None:
-        prefixes = open_prefixes(store, checkpoint, arithmetic, layout, spec, with_drafter=num_drafts > 0)
+    prefixes = identity = None
+    if store is not None or args.engine_type != EngineType.NORMAL:
+        identity = kv_identity(checkpoint, arithmetic, layout, spec, with_drafter=num_drafts > 0)
+        prefixes = None if store is None else PrefixStore(store, *identity)
     use_draft_budget = settings.use_draft_budget and num_drafts > 0
     if use_draft_budget:
         key = _step_time_key(checkpoint, arithmetic, scheduler, device)
@@ -170,6 +176,7 @@ def build_parts(args: EngineArgs, settings: Settings) -> EngineParts:
         builder=BatchBuilder(core, device, replay.mode),
         use_async=use_async,
         use_draft_budget=use_draft_budget,
+        identity=identity,
         prefixes=prefixes,
         owns_store=owns_store,
     )
@@ -252,6 +259,7 @@ def _core_config(
     """The C++ core's configuration."""
     image_token = checkpoint.config.image_token_id
     config = core.CoreConfig(
+        role=core.Role(int(args.engine_type)),
         max_num_seqs=scheduler.max_num_seqs,
         max_num_batched_tokens=scheduler.max_num_batched_tokens,
         max_model_len=scheduler.max_model_len,

@@ -34,6 +34,7 @@ _REASONS = {
     "LENGTH": FinishReason.LENGTH,
     "ABORT": FinishReason.ABORT,
     "ERROR": FinishReason.ERROR,
+    "HAND_OFF": FinishReason.HANDED_OFF,
 }
 
 
@@ -80,7 +81,8 @@ class ResultReader:
     def end(self, state: RequestState, sample: SampleState) -> None:
         """Read an ended sequence into `sample.output`; the core forgets it."""
         core, seq_id, params = self._core, sample.seq_id, state.request.params
-        if params.detokenize:
+        is_handed_off = core.finish_reason(seq_id).name == "HAND_OFF"
+        if params.detokenize and not is_handed_off:  # then its text goes on elsewhere
             self._finish_text(sample, params)
         reason = _REASONS[core.finish_reason(seq_id).name]
         output = self._sequence(state, sample)

@@ -12,7 +12,7 @@ from deepinfer.outputs import RequestMetrics
 from deepinfer.sampling.calibration import ReliabilityBin
 
 NEWEST_REQUESTS = 4096  # whose times a summary speaks of
-HOST_SECTIONS = ("store", "schedule", "build", "commit", "text")
+HOST_SECTIONS = ("store", "transfer", "schedule", "build", "commit", "text")
 DEVICE_SECTIONS = ("forward", "sample", "draft")
 
 

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from deepinfer.engine.arg_utils import EngineArgs
+from deepinfer.engine.engine_type import EngineType
 from deepinfer.engine.intake import InvalidRequestError, Prompt
 from deepinfer.engine.llm_engine import LLMEngine
 from deepinfer.entrypoints.progress import Progress
@@ -44,6 +45,8 @@ class LLM:
     ) -> None:
         kwargs.setdefault("disable_log_stats", True)
         args = EngineArgs.from_kwargs(model=model, tokenizer=tokenizer, **kwargs)
+        if args.engine_type is not EngineType.NORMAL:
+            raise ValueError(f"engine_type={args.engine_type!r}: LLM runs whole requests; use LLMEngine")
         self.llm_engine = LLMEngine.from_engine_args(args, settings)
         self._request_ids = itertools.count()
         self._awaited: set[str] = set()  # requests of the calls that are under way

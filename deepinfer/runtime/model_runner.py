@@ -71,6 +71,7 @@ class ModelRunner:
         ngram_vocab: None when the model hashes no n-grams.
 
     Attributes:
+        draft_scores: what the drafts at hand were drawn from, by state slot.
         keeps_confidence_logits: whether results hold the drafter's raw logits too, for calibration.
     """
 
@@ -94,7 +95,7 @@ class ModelRunner:
         self._confidence_scale = confidence_scale
         self._eos_token_id = eos_token_id
         self._ngram_vocab = ngram_vocab
-        self._draft_scores = DraftScores(
+        self.draft_scores = DraftScores(
             caches.slots.shape[0], num_draft_tokens, model.spec.vocab_size, caches.slots.device
         )
         self._batch: Batch | None = None
@@ -193,7 +194,7 @@ class ModelRunner:
         seqs = batch.row_seq[batch.output_rows.long()].long()
         rows = torch.arange(seqs.shape[0], device=seqs.device)
         places = rows - inputs.row_offsets[seqs]
-        return RatioVerifier(self._draft_scores, inputs, batch.state_slots[seqs], places)
+        return RatioVerifier(self.draft_scores, inputs, batch.state_slots[seqs], places)
 
     def _choose(self, hidden: Tensor, inputs: SamplingInputs, ratio: RatioVerifier | None) -> SampleResult:
         """The token of every row, the plain sampler's but for ratio requests; few logits exist at once."""
@@ -254,7 +255,7 @@ class ModelRunner:
             first_rows[host_seqs],
             inputs.token_index[final],
             batch.state_slots[seqs],
-            self._draft_scores if inputs.host["is_ratio"].any() else None,
+            self.draft_scores if inputs.host["is_ratio"].any() else None,
         )
         last = (verified.num_emitted[seqs] - 1).clamp(min=0).long()
         proposal = self._drafter.propose(

@@ -11,8 +11,6 @@ from tests.core.harness import VOCAB, core, make_config, make_engine, make_param
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"role": core.Role.PROMPT}, "role must be NORMAL"),
-        ({"role": core.Role.COMPLETION}, "role must be NORMAL"),
         ({"max_num_seqs": 0}, "max_num_seqs=0"),
         ({"num_blocks": 1}, "block 0 is reserved"),
         ({"num_state_slots": 1}, "slot 0 is reserved"),

@@ -30,7 +30,7 @@ BAD = {
     "tokens_per_block": [0, 64],
     "logprobs_mode": [None, "RAW"],
     "arithmetic": ["fp32", 5],
-    "engine_type": [1, 2, "a"],
+    "engine_type": [3, "a"],
 }
 
 

@@ -1,0 +1,318 @@
+"""Hand-off: a PROMPT engine gives its sequences away behind their first token, a COMPLETION engine goes on.
+
+    PROMPT       commit of the first token   the core ends the sequence, which keeps its blocks and slot
+                 executor.run(read)          copies of both, behind all that writes to them
+                 connector.send              then the core forgets it; without room over there it waits
+    COMPLETION   connector.receive           core.add_computed: it waits for blocks and a slot
+                 core.admit_computed         before a plan
+                 executor.run(write)         behind the step in flight, in front of the plan
+
+What waits on either side is bounded: by the pools of the one, by `max_num_seqs` on the other.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from deepinfer.engine.assembly import OutputAssembler
+from deepinfer.engine.executor import Executor
+from deepinfer.engine.intake import InvalidRequestError, Prompt, Request
+from deepinfer.engine.results import RequestState, SampleState
+from deepinfer.kv_transfer.connector import KVConnector, PeerGoneError, TransferError, TransferTimeoutError
+from deepinfer.kv_transfer.entry import EntryLayout
+from deepinfer.kv_transfer.sequence_state import SequenceState, SequenceStateError
+from deepinfer.outputs import ErrorKind, RequestError, RequestOutput
+from deepinfer.runtime.sequence_bytes import SequenceBytes
+from deepinfer.sampling_params import SamplingParams
+
+IDLE_WAIT_S = 0.02  # of a step that has nothing to do but to hand off
+
+
+@dataclass
+class HandOffStats:
+    """Totals since the start.
+
+    Attributes:
+        num_sequences: sequences that were handed off, or taken over.
+        num_bytes: of their blocks and slots.
+        num_failed: sequences that were refused or that the other side never took.
+    """
+
+    num_sequences: int = 0
+    num_bytes: int = 0
+    num_failed: int = 0
+
+
+class HandOff(ABC):
+    """One engine's end of a hand-off."""
+
+    def __init__(
+        self,
+        core: Any,
+        executor: Executor,
+        pools: SequenceBytes,
+        assembler: OutputAssembler,
+        connector: KVConnector,
+    ) -> None:
+        self.stats = HandOffStats()
+        self._core = core
+        self._executor = executor
+        self._pools = pools
+        self._assembler = assembler
+        self._connector = connector
+        self._results: list[RequestOutput] = []
+
+    @abstractmethod
+    def before_plan(self) -> None:
+        """What has to happen before a step is planned."""
+
+    @abstractmethod
+    def after_commit(self) -> None:
+        """What has to happen before anything else is launched."""
+
+    @abstractmethod
+    def when_idle(self) -> None:
+        """A step had nothing to launch and nothing to commit."""
+
+    @property
+    def has_results(self) -> bool:
+        return bool(self._results)
+
+    def take_results(self) -> list[RequestOutput]:
+        """Results of requests that the hand-off itself has ended."""
+        results, self._results = self._results, []
+        return results
+
+    def close(self) -> None:
+        """Tell the other side."""
+        self._connector.close()
+
+    def _fail(self, request_id: str, reason: str) -> None:
+        self.stats.num_failed += 1
+        error = InvalidRequestError(ErrorKind.TRANSFER.value, f"request {request_id}: {reason}")
+        self._results.append(error.as_output(request_id, Prompt(None, None)))
+
+
+class PromptSide(HandOff):
+    """Gives sequences away.
+
+    Args:
+        identity: `Identity.digest` of the engine.
+    """
+
+    def __init__(self, *parts: Any, identity: bytes) -> None:
+        super().__init__(*parts)
+        self._identity = identity
+        self._outbox: dict[int, _Leaving] = {}  # by sequence id
+
+    def before_plan(self) -> None:
+        self._send(0.0)
+        for failure in self._connector.take_failures():
+            self._fail(failure.request_id, f"the completion engine did not take it: {failure.reason}")
+
+    def after_commit(self) -> None:
+        """Queue copies of what is to be sent, before anything else is launched."""
+        for state, sample in self._assembler.take_leaving():
+            seq_id, core = sample.seq_id, self._core
+            if seq_id in self._outbox:
+                continue
+            is_scored = state.request.is_ratio and not state.request.params.is_greedy
+            copies = self._executor.run(
+                self._pools.read,
+                core.block_table(seq_id),
+                core.state_slot(seq_id),
+                len(core.drafts(seq_id)) if is_scored else 0,
+            )
+            self._outbox[seq_id] = _Leaving(state, sample, copies)
+
+    def when_idle(self) -> None:
+        self._send(IDLE_WAIT_S)
+
+    def _send(self, timeout_s: float) -> None:
+        for seq_id, leaving in list(self._outbox.items()):
+            if not self._assembler.is_known(seq_id):  # dropped
+                del self._outbox[seq_id]
+                continue
+            if timeout_s == 0.0 and not leaving.copies.done():
+                return
+            error = None
+            try:
+                record = self._record(leaving)
+                self._connector.send(record, timeout_s)
+                self.stats.num_sequences += 1
+                self.stats.num_bytes += record.blocks.nbytes + record.slot.nbytes
+            except TransferTimeoutError:
+                return
+            except (TransferError, SequenceStateError) as failure:
+                self.stats.num_failed += 1
+                request_id = leaving.state.request.request_id
+                message = f"request {request_id}: the completion engine cannot take it: {failure}"
+                error = RequestError(ErrorKind.TRANSFER.value, message)
+            self._results.append(self._assembler.end_leaving(leaving.state, leaving.sample, error))
+            del self._outbox[seq_id]
+
+    def _record(self, leaving: _Leaving) -> SequenceState:
+        core, seq_id, request = self._core, leaving.sample.seq_id, leaving.state.request
+        blocks, slot, scores = leaving.copies.result()
+        extras = {}
+        if request.params.logprobs is not None:
+            top_ids, top_values = core.top_logprobs(seq_id)
+            values = core.logprobs(seq_id), core.ranks(seq_id), top_ids, top_values
+            extras |= _named("output", values)
+        if request.params.prompt_logprobs is not None:
+            top_ids, top_values = core.prompt_top_logprobs(seq_id)
+            values = core.prompt_logprobs(seq_id), core.prompt_ranks(seq_id), top_ids, top_values
+            extras |= _named("prompt", values)
+        if len(scores):
+            extras["draft_scores"] = scores
+        metrics = core.metrics(seq_id)
+        return SequenceState(
+            identity=self._identity,
+            request_id=request.request_id,
+            num_prompt=core.num_prompt_tokens(seq_id),
+            num_computed=core.num_computed_tokens(seq_id),
+            token_ids=np.concatenate([core.prompt_token_ids(seq_id), core.output_token_ids(seq_id)]),
+            drafts=core.drafts(seq_id),
+            draft_confidences=core.confidences(seq_id),
+            sampling={
+                "text": request.text,
+                "params": request.params.changed_fields(),
+                "max_tokens": request.max_tokens,
+                "seed": request.seeds[0],
+                "is_ratio": request.is_ratio,
+                "stream": leaving.state.stream,
+                "arrival_time": leaving.state.arrival_time,
+                "arrival": metrics.arrival,
+                "first_scheduled": metrics.first_scheduled,
+                "first_token": metrics.first_token,
+                "num_preemptions": metrics.num_preemptions,
+                "num_cached_tokens": metrics.num_cached_tokens,
+                "num_drafted": metrics.num_drafted,
+            },
+            blocks=blocks,
+            slot=slot,
+            extras=extras,
+        )
+
+
+class CompletionSide(HandOff):
+    """Takes sequences over.
+
+    Args:
+        identity: `Identity.digest` of the engine.
+        layout: of its caches.
+        max_waiting: most sequences that wait for room here.
+    """
+
+    def __init__(self, *parts: Any, identity: bytes, layout: EntryLayout, max_waiting: int) -> None:
+        super().__init__(*parts)
+        self._identity = identity
+        self._layout = layout
+        self._max_waiting = max_waiting
+        self._waiting: dict[int, SequenceState] = {}  # by sequence id
+        self.is_peer_gone = False
+
+    def before_plan(self) -> None:
+        self.receive(0.0)
+        self._admit()
+
+    def after_commit(self) -> None:
+        """Nothing."""
+
+    def when_idle(self) -> None:
+        """Nothing: the caller decides how long to wait for requests."""
+
+    def receive(self, timeout_s: float) -> None:
+        """Take what has been handed over, waiting for the first one."""
+        while not self.is_peer_gone and len(self._waiting) < self._max_waiting:
+            try:
+                state = self._connector.receive(timeout_s)
+            except PeerGoneError:  # what it has sent is here, and goes on
+                self.is_peer_gone = True
+                return
+            if state is None:
+                return
+            timeout_s = 0.0
+            try:
+                self._take(state)
+            except (ValueError, TypeError, KeyError) as error:
+                self._fail(state.request_id, f"this completion engine cannot go on with it: {error}")
+
+    def _take(self, state: SequenceState) -> None:
+        state.check(self._identity, self._layout)
+        sampling, num_prompt = state.sampling, state.num_prompt
+        if state.num_computed != len(state.token_ids) - 1:
+            raise ValueError(f"{state.num_computed} of {len(state.token_ids)} tokens are computed")
+        request = Request(
+            request_id=state.request_id,
+            text=sampling["text"],
+            token_ids=state.token_ids[:num_prompt].copy(),
+            params=SamplingParams(**sampling["params"]),
+            max_tokens=sampling["max_tokens"],
+            seeds=(sampling["seed"],),
+            is_ratio=sampling["is_ratio"],
+        )
+        seq_id = self._assembler.resume(
+            request,
+            stream=sampling["stream"],
+            arrival_time=sampling["arrival_time"],
+            arrival=sampling["arrival"],
+            tokens=state.token_ids,
+            num_prompt=num_prompt,
+            drafts=state.drafts,
+            confidences=state.draft_confidences,
+            logprobs=_arrays(state, "output"),
+            prompt_logprobs=_arrays(state, "prompt"),
+            first_scheduled=sampling["first_scheduled"],
+            first_token=sampling["first_token"],
+            num_preemptions=sampling["num_preemptions"],
+            num_cached_tokens=sampling["num_cached_tokens"],
+            num_drafted=sampling["num_drafted"],
+        )
+        self._waiting[seq_id] = state
+
+    def _admit(self) -> None:
+        """Give room to whom there is room for."""
+        if not self._waiting:
+            return
+        for seq_id, blocks, slot in self._core.admit_computed():
+            state = self._waiting[seq_id]
+            scores = state.extras.get("draft_scores")
+            written = self._executor.run(
+                self._pools.write, blocks, slot, state.blocks[: len(blocks)], state.slot, scores
+            )
+            if written.done():
+                written.result()
+            self.stats.num_sequences += 1
+            self.stats.num_bytes += len(blocks) * state.blocks.shape[1] + state.slot.nbytes
+            del self._waiting[seq_id]
+        for seq_id in list(self._waiting):
+            if not self._assembler.is_known(seq_id):  # aborted or dropped meanwhile
+                del self._waiting[seq_id]
+
+
+@dataclass(frozen=True)
+class _Leaving:
+    """A sequence that waits to be sent."""
+
+    state: RequestState
+    sample: SampleState
+    copies: Future[tuple[np.ndarray, np.ndarray, np.ndarray]]
+
+
+_LOGPROB_ARRAYS = ("logprobs", "ranks", "top_ids", "top_logprobs")
+
+
+def _named(side: str, values: tuple[np.ndarray, ...]) -> dict[str, np.ndarray]:
+    return {f"{side}_{name}": value for name, value in zip(_LOGPROB_ARRAYS, values, strict=True)}
+
+
+def _arrays(state: SequenceState, side: str) -> tuple[np.ndarray, ...] | None:
+    if f"{side}_logprobs" not in state.extras:
+        return None
+    return tuple(state.extras[f"{side}_{name}"] for name in _LOGPROB_ARRAYS)
