@@ -79,7 +79,9 @@ def main() -> None:
     )
     rates: dict[bool, dict[int, float]] = {}
     for invariant in (True, False):
-        with LLM(args.model, settings=settings, batch_invariant=invariant) as llm:
+        # Every repetition computes everything.
+        options = {"batch_invariant": invariant, "enable_prefix_caching": False}
+        with LLM(args.model, settings=settings, **options) as llm:
             decode_rate(llm, 1, 8, 1)  # warm up
             rates[invariant] = {b: decode_rate(llm, b, args.tokens, args.repeats) for b in BATCHES}
             if invariant:

@@ -77,6 +77,7 @@ def measure(args: argparse.Namespace, batch: int) -> None:
             settings=Settings(**settings),
             max_num_seqs=batch,
             max_model_len=512,
+            enable_prefix_caching=False,  # every round computes everything
             disable_log_stats=True,
         )
         for name, settings in MODES.items()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import sys
 import zlib
 from collections.abc import Iterator
@@ -17,6 +18,9 @@ for _name in [
     name for name in os.environ if name.startswith("DEEPINFER_") and name != "DEEPINFER_ACCELERATOR"
 ]:
     del os.environ[_name]
+# A shell starts what runs in its background deaf to Ctrl-C, which tests send.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 # Processes that test side by side share the cores; threads of all of them on each would only wait.
 if _workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // _workers)))

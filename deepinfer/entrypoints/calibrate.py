@@ -24,6 +24,7 @@ from deepinfer.engine.arg_utils import EngineArgs
 from deepinfer.engine.draft_outcomes import record_blocks
 from deepinfer.engine.intake import Intake, InvalidRequestError, Prompt, Request
 from deepinfer.engine.parts import EngineParts, build_parts
+from deepinfer.entrypoints.arguments import positive_number
 from deepinfer.entrypoints.calibration_text import Estimates, describe, notes_of
 from deepinfer.entrypoints.prompts_file import BUNDLED_PROMPTS, TextPrompt, read_prompts
 from deepinfer.sampling.calibration import Blocks, Calibration, fit, held_out_survivals
@@ -191,17 +192,6 @@ def _show_progress(num_blocks: int) -> None:
     print(f"\r{num_blocks} blocks", end="", file=sys.stderr, flush=True)
 
 
-def _count(text: str) -> int:
-    """A positive whole number."""
-    value = int(text)
-    if value < 1:
-        raise ValueError
-    return value
-
-
-_count.__name__ = "positive number"  # what argparse calls it
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m deepinfer.calibrate",
@@ -221,7 +211,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--groups", nargs="+", metavar="NAME", help="use only these lists of the file")
     add("--output", default="calibration.json", metavar="FILE", help="default %(default)s")
-    add("--max-tokens", type=_count, default=128, metavar="N", help="per answer, default %(default)s")
+    add(
+        "--max-tokens", type=positive_number, default=128, metavar="N", help="per answer, default %(default)s"
+    )
     add(
         "--temperature",
         type=float,
@@ -231,11 +223,23 @@ def _parser() -> argparse.ArgumentParser:
         help="sampling temperatures that are served, default 1",
     )
     add("--top-p", type=float, default=1.0, metavar="P", help="default %(default)s")
-    add("--samples", type=_count, default=10, metavar="N", help="answers per prompt, default %(default)s")
+    add(
+        "--samples",
+        type=positive_number,
+        default=10,
+        metavar="N",
+        help="answers per prompt, default %(default)s",
+    )
     add("--seed", type=int, default=0, metavar="N", help="of all answers, default %(default)s")
     add("--verification", choices=VERIFICATIONS, default=VERIFICATIONS[0], help="default %(default)s")
-    add("--max-num-seqs", type=_count, default=64, metavar="N", help="answers at once, default %(default)s")
-    add("--max-model-len", type=_count, default=None, metavar="N", help="prompt + answer, in tokens")
+    add(
+        "--max-num-seqs",
+        type=positive_number,
+        default=64,
+        metavar="N",
+        help="answers at once, default %(default)s",
+    )
+    add("--max-model-len", type=positive_number, default=None, metavar="N", help="prompt + answer, in tokens")
     add(
         "--offsets",
         action="store_true",

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from deepinfer.config import ReplayMode
+from deepinfer.entrypoints.arguments import positive_number
 from deepinfer.entrypoints.llm import LLM
 from deepinfer.entrypoints.prompts_file import BUNDLED_PROMPTS, TextPrompt, read_prompts
 from deepinfer.sampling_params import SamplingParams
@@ -161,17 +162,6 @@ def _answers(
     return list(torch.cat(rows).split(num_tokens)), found
 
 
-def _count(text: str) -> int:
-    """A positive whole number."""
-    value = int(text)
-    if value < 1:
-        raise ValueError
-    return value
-
-
-_count.__name__ = "positive number"  # what argparse calls it
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m deepinfer.replay_report",
@@ -179,7 +169,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("model", help="checkpoint directory or Hub id")
-    add("--keep", type=_count, default=140, metavar="K", help="tokens kept, default %(default)s")
+    add("--keep", type=positive_number, default=140, metavar="K", help="tokens kept, default %(default)s")
     add(
         "--mode",
         choices=[str(ReplayMode.COMPACT), str(ReplayMode.MASK)],
@@ -188,10 +178,16 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--prompts", default=str(BUNDLED_PROMPTS), metavar="FILE", help="default: the bundled prompts")
     add("--groups", nargs="+", metavar="NAME", help="use only these lists of the file")
-    add("--join", type=_count, metavar="N", help="join texts to prompts of N tokens each")
-    add("--max-prompts", type=_count, metavar="N", help="use only the first so many")
-    add("--tokens", type=_count, default=64, metavar="N", help="behind each prompt, default %(default)s")
-    add("--max-model-len", type=_count, default=None, metavar="N", help="prompt + answer, in tokens")
+    add("--join", type=positive_number, metavar="N", help="join texts to prompts of N tokens each")
+    add("--max-prompts", type=positive_number, metavar="N", help="use only the first so many")
+    add(
+        "--tokens",
+        type=positive_number,
+        default=64,
+        metavar="N",
+        help="behind each prompt, default %(default)s",
+    )
+    add("--max-model-len", type=positive_number, default=None, metavar="N", help="prompt + answer, in tokens")
     add("--arithmetic", default=None, help="rounding preset, default that of the engine")
     add("--by-prompt", action="store_true", help="print a line for each prompt")
     return parser

@@ -117,11 +117,7 @@ class DirectoryStore(KVStore):
     def get(self, key: EntryKey, expected: EntryHeader | None = None) -> StoredEntry | None:
         entry = None if self._is_closed or str(key) in self._bad else self._open(key, expected)
         with self._lock:
-            if entry is None:
-                self._stats.misses += 1
-            else:
-                self._stats.hits += 1
-                self._stats.bytes_read += entry.head.total_bytes
+            self._stats.count_get(entry)
         return entry
 
     def contains(self, key: EntryKey) -> bool:

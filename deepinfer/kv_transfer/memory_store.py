@@ -84,11 +84,7 @@ class MemoryStore(KVStore):
             self._drop_damaged(key, error)
             entry = None
         with self._lock:
-            if entry is None:
-                self._stats.misses += 1
-            else:
-                self._stats.hits += 1
-                self._stats.bytes_read += entry.head.total_bytes
+            self._stats.count_get(entry)
         return entry
 
     def contains(self, key: EntryKey) -> bool:

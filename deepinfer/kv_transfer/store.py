@@ -52,6 +52,14 @@ class StoreStats:
     bytes_written: int = 0
     bytes_read: int = 0
 
+    def count_get(self, entry: StoredEntry | None) -> None:
+        """Count an answer of `get`."""
+        if entry is None:
+            self.misses += 1
+        else:
+            self.hits += 1
+            self.bytes_read += entry.head.total_bytes
+
 
 class StoredEntry(ABC):
     """An entry that a store has found; its bytes stay readable until `close`, whatever is evicted.

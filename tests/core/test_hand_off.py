@@ -244,11 +244,7 @@ def test_random_traces(seed, role, prefix_caching, use_async):
         num_state_slots=11,
         prefix_caching=prefix_caching,
     )
-    for _ in range(OPERATIONS_PER_TRACE):
-        trace.operate()
-        trace.engine.check_integrity()
-    trace.finish()
-    trace.engine.check_integrity()
+    trace.run(OPERATIONS_PER_TRACE)
     counts = trace.counts
     assert counts["discard"] > 0 and counts["abort"] > 20 and counts["preempt"] > 20, counts
     if role == core.Role.PROMPT:

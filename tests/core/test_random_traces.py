@@ -171,6 +171,14 @@ class Trace:
         else:
             self.schedule()
 
+    def run(self, num_operations: int) -> None:
+        """Operations and the end, with a proof of integrity behind each."""
+        for _ in range(num_operations):
+            self.operate()
+            self.engine.check_integrity()
+        self.finish()
+        self.engine.check_integrity()
+
     def finish(self) -> None:
         while self.plans or self.engine.has_unfinished:
             if self.plans:
@@ -237,11 +245,7 @@ CONFIGS = [
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda c: "-".join(f"{v}" for v in c.values()))
 def test_random_trace(seed, config):
     trace = Trace(seed, **config)
-    for _ in range(OPERATIONS_PER_TRACE):
-        trace.operate()
-        trace.engine.check_integrity()
-    trace.finish()
-    trace.engine.check_integrity()
+    trace.run(OPERATIONS_PER_TRACE)
     counts = trace.counts
     assert counts["prefill"] > 100 and counts["decode"] > 1000 and counts["finished"] > 100, counts
     assert counts["abort"] > 20 and counts["preempt"] > 20 and counts["discard"] > 0, counts

@@ -28,7 +28,7 @@ from tests.engine.equalities import (
     run_by_decoding,
     run_together,
 )
-from tests.support.engines import PLAIN_STEPS, assert_idle, make_llm
+from tests.support.engines import PLAIN_STEPS, assert_idle, make_cold_llm
 
 ONE_STEP = {"max_num_batched_tokens": 1 << 15}
 DRAFTING = Settings()
@@ -66,7 +66,7 @@ def main(argv: list[str] | None = None) -> int:
     tokens = sum(case.length for case in cases)
     lengths = f"lengths {arguments.first} to {arguments.last}"
     print(f"{arguments.model}, {lengths}: {len(cases)} requests, {tokens} prompt tokens", flush=True)
-    with closing(make_llm(arguments.model, settings=PLAIN_STEPS, **ONE_STEP)) as llm:
+    with closing(make_cold_llm(arguments.model, settings=PLAIN_STEPS, **ONE_STEP)) as llm:
         clock = Clock()
         expected = dict(zip(cases, run_alone(llm, cases), strict=True))
         print(f"{'alone, whole':16} {clock}", flush=True)
@@ -74,7 +74,7 @@ def main(argv: list[str] | None = None) -> int:
     for name, settings, limits, run, takes_turns in WAYS:
         mine = [case for place, case in enumerate(cases) if place % 2 == place // 2 % 2 or not takes_turns]
         clock = Clock()
-        with closing(make_llm(arguments.model, settings=settings, **limits)) as llm:
+        with closing(make_cold_llm(arguments.model, settings=settings, **limits)) as llm:
             wrong = differences(mine, run(llm, mine), [expected[case] for case in mine])
             assert_idle(llm)
         num_wrong += len(wrong)

@@ -24,7 +24,7 @@ from tests.engine.equalities import (
     run_by_decoding,
     run_together,
 )
-from tests.support.engines import PLAIN_STEPS, assert_idle, facts, generate, make_llm, prompt_of, watched
+from tests.support.engines import PLAIN_STEPS, assert_idle, facts, generate, make_cold_llm, prompt_of, watched
 
 MODELS = ("v41-tiny", "tiny-quant")
 
@@ -32,13 +32,13 @@ MODELS = ("v41-tiny", "tiny-quant")
 @functools.cache
 def whole(model: str):
     """An engine that splits no prompt, with room for 32 of them in one step."""
-    return make_llm(model, max_num_batched_tokens=1 << 14)
+    return make_cold_llm(model, max_num_batched_tokens=1 << 14)
 
 
 @functools.cache
 def plain(model: str):
     """An engine with one token per decode step, which makes forced tokens cheap."""
-    return make_llm(model, settings=PLAIN_STEPS)
+    return make_cold_llm(model, settings=PLAIN_STEPS)
 
 
 @functools.cache
@@ -102,7 +102,7 @@ def test_alone_equals_in_a_batch_of_32_mixed_lengths(model):
 @pytest.mark.parametrize("chunk", [128, 129])
 def test_whole_equals_chunks_of_a_block(model, chunk):
     cases = cases_of(LENGTHS)
-    with make_llm(model, max_num_seqs=3, max_num_batched_tokens=chunk) as llm:
+    with make_cold_llm(model, max_num_seqs=3, max_num_batched_tokens=chunk) as llm:
         check(model, cases, run_together(llm, cases))
         assert_idle(llm)
 
@@ -112,7 +112,7 @@ def test_whole_equals_chunks_of_7(model):
     longest = 700 if model == "v41-tiny" else 258
     cases = [case for case in cases_of(LENGTHS) if case.length <= longest]
     cases = [case for case in cases if case.length < 255 or case.style != "greedy"]
-    with make_llm(model, max_num_seqs=1, max_num_batched_tokens=7) as llm:
+    with make_cold_llm(model, max_num_seqs=1, max_num_batched_tokens=7) as llm:
         check(model, cases, run_together(llm, cases))
 
 
@@ -120,7 +120,7 @@ def test_whole_equals_chunks_of_7(model):
 def test_whole_equals_chunks_of_1(model):
     styles = ("greedy", "random") if model == "v41-tiny" else ("nucleus",)
     cases = [case for case in cases_of(LENGTHS) if case.length <= 130 and case.style in styles]
-    with make_llm(model, settings=PLAIN_STEPS, max_num_seqs=1, max_num_batched_tokens=1) as llm:
+    with make_cold_llm(model, settings=PLAIN_STEPS, max_num_seqs=1, max_num_batched_tokens=1) as llm:
         check(model, cases, run_together(llm, cases))
 
 
@@ -141,19 +141,19 @@ def test_whole_equals_token_by_token_with_drafts(model):
 @pytest.mark.parametrize("arithmetic", ["w8a8", "bfloat16", "plain"])
 def test_other_arithmetics(arithmetic):
     cases = cases_of((1, 8, 64, 129, 258))
-    with make_llm("v41-tiny", arithmetic=arithmetic) as llm:
+    with make_cold_llm("v41-tiny", arithmetic=arithmetic) as llm:
         want = run_alone(llm, cases)
         assert not differences(cases, run_together(llm, cases[::-1])[::-1], want)
-    with make_llm("v41-tiny", settings=PLAIN_STEPS, arithmetic=arithmetic) as llm:
+    with make_cold_llm("v41-tiny", settings=PLAIN_STEPS, arithmetic=arithmetic) as llm:
         short = [case for case in cases if case.length <= 129]
         assert not differences(short, run_by_decoding(llm, short), want[: len(short)])
-    with make_llm("v41-tiny", arithmetic=arithmetic, max_num_seqs=3, max_num_batched_tokens=18) as llm:
+    with make_cold_llm("v41-tiny", arithmetic=arithmetic, max_num_seqs=3, max_num_batched_tokens=18) as llm:
         assert not differences(cases, run_together(llm, cases), want)
 
 
 def test_two_engines_in_one_process():
     cases = {model: cases_of((5, 64, 130, 257)) for model in MODELS}
-    engines = {model: make_llm(model, max_num_seqs=3, max_num_batched_tokens=100) for model in MODELS}
+    engines = {model: make_cold_llm(model, max_num_seqs=3, max_num_batched_tokens=100) for model in MODELS}
     running = {
         model: llm.generate_iter(
             [list(case.prompt) for case in cases[model]], [case.params for case in cases[model]]
@@ -194,7 +194,7 @@ def test_prompt_scores_depend_on_no_chunk_and_no_row():
     prompts = [list(prompt_of(length, 4)) for length in (9, 300, 128, 5)]
     params = SamplingParams(temperature=0, max_tokens=2, prompt_logprobs=2)
     want = facts([generate(whole("v41-tiny"), [prompt], params)[0] for prompt in prompts])
-    with make_llm(max_num_seqs=4, max_num_batched_tokens=37) as llm:
+    with make_cold_llm(max_num_seqs=4, max_num_batched_tokens=37) as llm:
         assert facts(generate(llm, prompts, params)) == want
 
 
@@ -203,7 +203,7 @@ def test_the_end_of_the_context_changes_nothing_before_it():
     prompt = list(prompt_of(248))
     params = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True, logprobs=2)
     (long,) = generate(whole("v41-tiny"), [prompt], params.clone(max_tokens=20))
-    with make_llm(max_num_seqs=2, max_model_len=256) as llm:
+    with make_cold_llm(max_num_seqs=2, max_model_len=256) as llm:
         (short,) = generate(llm, [prompt], params)
     assert short.outputs[0].token_ids == long.outputs[0].token_ids[:8]
     assert short.outputs[0].logprobs == long.outputs[0].logprobs[:8]

@@ -10,7 +10,7 @@ import pytest
 
 from deepinfer.sampling_params import SamplingParams
 from tests.engine.equalities import Case, Outcome, differences, run_alone, run_together
-from tests.support.engines import WatchedCore, assert_idle, facts, generate, make_llm, prompt_of, watched
+from tests.support.engines import WatchedCore, assert_idle, facts, generate, make_cold_llm, prompt_of, watched
 
 CASES = tuple(
     Case(length, style, num_outputs=14)
@@ -30,7 +30,7 @@ CASES = tuple(
 
 @functools.cache
 def expected(model: str) -> Outcome:
-    with make_llm(model) as llm:
+    with make_cold_llm(model) as llm:
         return run_alone(llm, CASES)
 
 
@@ -63,7 +63,7 @@ class PreemptingCore(WatchedCore):
 @pytest.mark.parametrize("model", ["v41-tiny", "tiny-quant"])
 def test_preempted_at_random_points(model, seed):
     limits = {"max_num_seqs": 6, "max_num_batched_tokens": 100}
-    with make_llm(model, **limits) as llm, watched(llm, PreemptingCore, seed, 0.4) as core:
+    with make_cold_llm(model, **limits) as llm, watched(llm, PreemptingCore, seed, 0.4) as core:
         actual = run_together(llm, CASES)
         assert core.while_prefilling > 0 and core.while_decoding > 0
         assert_idle(llm)
@@ -78,9 +78,9 @@ def test_preempted_for_lack_of_blocks():
         SamplingParams(temperature=place % 2, seed=place, max_tokens=60, ignore_eos=True, logprobs=1)
         for place in range(len(lengths))
     ]
-    with make_llm() as llm:
+    with make_cold_llm() as llm:
         want = facts(generate(llm, prompts, params))
-    with make_llm(max_num_seqs=8, max_model_len=256, num_blocks=12) as llm:
+    with make_cold_llm(max_num_seqs=8, max_model_len=256, num_blocks=12) as llm:
         outputs = generate(llm, prompts, params)
         assert llm.llm_engine.stats.num_preemptions > 0
         counted = sum(output.metrics.num_preemptions for output in outputs)
@@ -91,7 +91,7 @@ def test_preempted_for_lack_of_blocks():
 def test_scores_of_the_prompt_survive_preemption(seed):
     params = SamplingParams(temperature=0, max_tokens=3, prompt_logprobs=2, logprobs=2)
     prompts = [prompt_of(length) for length in (70, 129, 200)]
-    with make_llm(max_num_seqs=3, max_num_batched_tokens=50) as llm:
+    with make_cold_llm(max_num_seqs=3, max_num_batched_tokens=50) as llm:
         want = facts(generate(llm, prompts, params))
         with watched(llm, PreemptingCore, seed, 0.3) as core:
             assert facts(generate(llm, prompts, params)) == want
@@ -102,9 +102,9 @@ def test_preempted_requests_can_be_ended_instead():
     limits = {"max_num_seqs": 8, "max_model_len": 256, "num_blocks": 6, "stop_preempted_request": True}
     prompts = [prompt_of(length) for length in (80, 85, 90, 94)]
     params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
-    with make_llm() as llm:
+    with make_cold_llm() as llm:
         want = [output.outputs[0].token_ids for output in generate(llm, prompts, params)]
-    with make_llm(**limits) as llm:
+    with make_cold_llm(**limits) as llm:
         samples = [output.outputs[0] for output in generate(llm, prompts, params)]
     ended = [sample for sample in samples if sample.finish_reason == "error"]
     assert ended and len(ended) < len(samples)

@@ -325,7 +325,11 @@ def test_close_after_a_fault_in_flight():
     llm.llm_engine._executor.drain()  # the first forward is past the fault that follows
     with mock.patch.object(ModelRunner, "forward", side_effect=RuntimeError("broken")):
         llm.llm_engine.step()
+        before = llm.llm_engine.core.num_in_flight
         llm.close()
+    assert (before, llm.llm_engine.core.num_in_flight, llm.llm_engine.core.num_unfinished) == (1, 0, 0)
+    with pytest.raises(RuntimeError, match="closed"):
+        llm.llm_engine.step()
 
 
 def test_aborts_from_another_thread_while_steps_are_in_flight(llm, want, seed):

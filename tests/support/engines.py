@@ -48,6 +48,11 @@ def make_llm(name: str = "v41-tiny", *, settings: Settings | None = None, **kwar
         return LLM(str(MODELS[name]), settings=settings or Settings(), **kwargs)
 
 
+def make_cold_llm(name: str = "v41-tiny", **options: Any) -> LLM:
+    """`make_llm` without a prefix cache: nothing is found, everything is computed."""
+    return make_llm(name, enable_prefix_caching=False, **options)
+
+
 def generate(llm: LLM, prompts: Any, params: Any, **options: Any) -> list[RequestOutput]:
     """`llm.generate` without a bar; the engine has to be idle afterwards."""
     outputs = llm.generate(prompts, params, use_tqdm=False, **options)
