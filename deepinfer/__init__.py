@@ -21,6 +21,7 @@ _HOMES = {
     "RequestOutput": "deepinfer.outputs",
     "CompletionOutput": "deepinfer.outputs",
     "Settings": "deepinfer.settings",
+    "StructuredOutputsParams": "deepinfer.structured_output.request",
 }
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "RequestOutput",
     "SamplingParams",
     "Settings",
+    "StructuredOutputsParams",
     "__version__",
 ]
 
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     from deepinfer.outputs import CompletionOutput, RequestOutput
     from deepinfer.sampling_params import SamplingParams
     from deepinfer.settings import Settings
+    from deepinfer.structured_output.request import StructuredOutputsParams
 
 
 def __getattr__(name: str) -> object:

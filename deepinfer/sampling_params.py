@@ -14,6 +14,12 @@ from dataclasses import FrozenInstanceError, dataclass, field, fields
 from types import MappingProxyType
 from typing import Any
 
+from deepinfer.structured_output.request import (
+    GrammarSpec,
+    StructuredOutputsParams,
+    check_so_args,
+    check_structured_outputs,
+)
 from deepinfer.utils.checks import check_bool, check_float, check_int, check_int_list
 
 SAMPLING_EPS = 1e-5  # temperatures below it mean greedy decoding
@@ -21,7 +27,6 @@ INT32_MAX = 2**31 - 1
 MAX_LOGPROBS = 1000  # most alternatives that one position may report
 MAX_PENALTY = 2.0  # bound of presence and frequency penalties, as in the OpenAI API
 VERIFICATIONS = ("coupled", "ratio")
-SO_ARGS_KEYS = ("schema_type", "schema", "trigger_token_ids", "bound_token_id")
 
 
 @dataclass(init=False, repr=False, unsafe_hash=True)  # immutable by __setattr__
@@ -102,10 +107,12 @@ class SamplingParams:
     skip_special_tokens: bool = True
     """Leaves special tokens out of the text."""
     so_args: Mapping[str, Any] | None = field(default=None, hash=False)
-    """Structured output: a dict with `schema_type` ("json", "regex", "ebnf"), `schema`, and optionally
-    `trigger_token_ids` and `bound_token_id`."""
-    structured_outputs: Any = field(default=None, hash=False)
-    """Structured output in vLLM's form. At most one of `so_args` and `structured_outputs` may be given."""
+    """Structured output: a dict with `schema_type` ("json", "json_object", "regex", "ebnf", "choice",
+    "structural_tag"), `schema`, and optionally `trigger_token_ids` (output is free until these tokens have
+    appeared in a row) and `bound_token_id` (when it appears first, the rest of the trigger is forced)."""
+    structured_outputs: StructuredOutputsParams | None = field(default=None, hash=False)
+    """Structured output in vLLM's form, also as a dict of its options. At most one of `so_args` and
+    `structured_outputs` may be given."""
 
     def __init__(
         self,
@@ -138,7 +145,7 @@ class SamplingParams:
         detokenize: bool = True,
         skip_special_tokens: bool = True,
         so_args: Mapping[str, Any] | None = None,
-        structured_outputs: Any = None,
+        structured_outputs: StructuredOutputsParams | Mapping[str, Any] | None = None,
         **unknown: Any,
     ) -> None:
         if unknown:
@@ -177,8 +184,6 @@ class SamplingParams:
             "verification": None if verification is None else check_verification(verification),
             "detokenize": check_bool("detokenize", detokenize),
             "skip_special_tokens": check_bool("skip_special_tokens", skip_special_tokens),
-            "so_args": _check_so_args(so_args),
-            "structured_outputs": structured_outputs,
         }
         if values["temperature"] < SAMPLING_EPS:
             values.update(temperature=0.0, top_p=1.0, top_k=-1, min_p=0.0)
@@ -188,8 +193,7 @@ class SamplingParams:
             raise ValueError(
                 "stop strings are searched in the text: give detokenize=True, or use stop_token_ids instead"
             )
-        if so_args is not None and structured_outputs is not None:
-            raise ValueError("give so_args or structured_outputs, not both: they say the same thing")
+        values |= _check_structured_output(so_args, structured_outputs)
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
@@ -217,6 +221,11 @@ class SamplingParams:
     def has_structured_output(self) -> bool:
         """Whether the output has to follow a grammar."""
         return self.so_args is not None or self.structured_outputs is not None
+
+    @property
+    def grammar(self) -> GrammarSpec | None:
+        """What the output has to look like, from `so_args` or `structured_outputs`."""
+        return self._grammar  # type: ignore[attr-defined]
 
     @classmethod
     def from_optional(cls, **options: Any) -> SamplingParams:
@@ -366,17 +375,15 @@ def _check_logit_bias(value: Mapping[int, float] | Iterable[tuple[int, float]] |
     return tuple(sorted(bias.items()))
 
 
-def _check_so_args(value: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    if value is None:
-        return None
-    if not isinstance(value, Mapping):
-        raise TypeError(f"so_args must be a dict, got {type(value).__name__}")
-    for key in value:
-        if key not in SO_ARGS_KEYS:
-            near = difflib.get_close_matches(str(key), SO_ARGS_KEYS, n=1)
-            hint = f" (did you mean {near[0]!r}?)" if near else ""
-            raise ValueError(f"so_args has no key {key!r}{hint}; it knows {', '.join(SO_ARGS_KEYS)}")
-    for key in SO_ARGS_KEYS[:2]:
-        if not isinstance(value.get(key), str):
-            raise ValueError(f"so_args needs {key!r} as a string, got {value.get(key)!r}")
-    return MappingProxyType(dict(value))
+def _check_structured_output(so_args: Any, structured_outputs: Any) -> dict[str, Any]:
+    """Both forms as they are kept, and the grammar that either asks for."""
+    if so_args is not None and structured_outputs is not None:
+        raise ValueError("give so_args or structured_outputs, not both: they say the same thing")
+    grammar = None
+    if so_args is not None:
+        grammar, so_args = check_so_args(so_args)
+        so_args = MappingProxyType(so_args)
+    if structured_outputs is not None:
+        structured_outputs = check_structured_outputs(structured_outputs)
+        grammar = structured_outputs.spec
+    return {"so_args": so_args, "structured_outputs": structured_outputs, "_grammar": grammar}

@@ -146,6 +146,7 @@ BAD = [
     ("include_stop_str_in_output", None, TypeError, "True or False"),
     ("so_args", "json", TypeError, "dict"),
     ("so_args", {"schema_type": "json"}, ValueError, "'schema'"),
+    ("structured_outputs", 3, TypeError, "StructuredOutputsParams"),
     ("so_args", {"schema": "", "schema_type": "json", "serialized": ""}, ValueError, "serialized"),
     ("so_args", {"schema": "", "schema_type": "json", "bound_token_ids": 1}, ValueError, "'bound_token_id'"),
 ]

@@ -26,7 +26,15 @@ def test_import_is_quick_and_loads_nothing_heavy():
 
 
 @pytest.mark.parametrize(
-    "name", ["SamplingParams", "RequestOutput", "CompletionOutput", "EngineType", "Settings"]
+    "name",
+    [
+        "SamplingParams",
+        "StructuredOutputsParams",
+        "RequestOutput",
+        "CompletionOutput",
+        "EngineType",
+        "Settings",
+    ],
 )
 def test_plain_records_come_without_torch(name: str):
     result = json.loads(run_python(MEASURE.format(then=f"deepinfer.{name}")))
