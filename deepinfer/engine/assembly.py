@@ -137,13 +137,16 @@ class OutputAssembler:
                 was_running = True
         return was_running
 
-    def drop(self, request_ids: Iterable[str]) -> None:
-        """End requests without a result; unknown ids are ignored."""
+    def drop(self, request_ids: Iterable[str]) -> list[str]:
+        """End requests without a result; unknown ids are ignored. Returns the others."""
+        dropped = []
         for request_id in list(request_ids):
             state = self._states.get(request_id)
             if state is not None:
                 self._forget([sample.seq_id for sample in state.samples])
                 self._states.pop(request_id, None)
+                dropped.append(request_id)
+        return dropped
 
     def drop_all(self) -> None:
         """End every request without a result."""

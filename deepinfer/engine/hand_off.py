@@ -8,11 +8,14 @@
                  executor.run(write)         behind the step in flight, in front of the plan
 
 What waits on either side is bounded: by the pools of the one, by `max_num_seqs` on the other.
+
+Each side tells the other which requests it has, so when one dies the other ends exactly those with an error.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -40,7 +43,7 @@ class HandOffStats:
     Attributes:
         num_sequences: sequences that were handed off, or taken over.
         num_bytes: of their blocks and slots.
-        num_failed: sequences that were refused or that the other side never took.
+        num_failed: requests that were refused, or were the other side's when it went away.
     """
 
     num_sequences: int = 0
@@ -79,6 +82,15 @@ class HandOff(ABC):
     def when_idle(self) -> None:
         """A step had nothing to launch and nothing to commit."""
 
+    @abstractmethod
+    def note_ended(self, request_ids: Sequence[str]) -> None:
+        """Requests have ended on this side."""
+
+    def note_results(self, outputs: Iterable[RequestOutput]) -> None:
+        """`note_ended` for those that are final."""
+        if ended := [output.request_id for output in outputs if output.finished]:
+            self.note_ended(ended)
+
     @property
     def has_results(self) -> bool:
         return bool(self._results)
@@ -110,10 +122,17 @@ class PromptSide(HandOff):
         self._identity = identity
         self._outbox: dict[int, _Leaving] = {}  # by sequence id
 
+    def announce(self, request_id: str) -> None:
+        """A request has been queued."""
+        self._connector.announce([request_id])
+
+    def note_ended(self, request_ids: Sequence[str]) -> None:
+        self._connector.withdraw(request_ids)
+
     def before_plan(self) -> None:
         self._send(0.0)
         for failure in self._connector.take_failures():
-            self._fail(failure.request_id, f"the completion engine did not take it: {failure.reason}")
+            self._fail(failure.request_id, f"the completion engine does not go on with it: {failure.reason}")
 
     def after_commit(self) -> None:
         """Queue copies of what is to be sent, before anything else is launched."""
@@ -152,6 +171,7 @@ class PromptSide(HandOff):
                 self.stats.num_failed += 1
                 request_id = leaving.state.request.request_id
                 message = f"request {request_id}: the completion engine cannot take it: {failure}"
+                self._connector.withdraw([request_id])
                 error = RequestError(ErrorKind.TRANSFER.value, message)
             self._results.append(self._assembler.end_leaving(leaving.state, leaving.sample, error))
             del self._outbox[seq_id]
@@ -217,6 +237,9 @@ class CompletionSide(HandOff):
         self._waiting: dict[int, SequenceState] = {}  # by sequence id
         self.is_peer_gone = False
 
+    def note_ended(self, request_ids: Sequence[str]) -> None:
+        self._connector.end(request_ids)
+
     def before_plan(self) -> None:
         self.receive(0.0)
         self._admit()
@@ -234,6 +257,10 @@ class CompletionSide(HandOff):
                 state = self._connector.receive(timeout_s)
             except PeerGoneError:  # what it has sent is here, and goes on
                 self.is_peer_gone = True
+                for failure in self._connector.take_failures():
+                    self._fail(
+                        failure.request_id, f"the prompt engine does not hand it over: {failure.reason}"
+                    )
                 return
             if state is None:
                 return
@@ -242,6 +269,7 @@ class CompletionSide(HandOff):
                 self._take(state)
             except (ValueError, TypeError, KeyError) as error:
                 self._fail(state.request_id, f"this completion engine cannot go on with it: {error}")
+                self._connector.end([state.request_id])
 
     def _take(self, state: SequenceState) -> None:
         state.check(self._identity, self._layout)

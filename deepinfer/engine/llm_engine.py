@@ -163,6 +163,8 @@ class LLMEngine:
         if self.engine_type is EngineType.PROMPT and self._hand_off is None:
             raise RuntimeError("connect the PROMPT engine with a COMPLETION engine first")
         self._assembler.add(request, stream=stream)
+        if isinstance(self._hand_off, PromptSide):
+            self._hand_off.announce(request.request_id)
 
     def abort_request(self, request_ids: str | Iterable[str]) -> int:
         """End requests wherever they are; unknown or finished ids are ignored.
@@ -177,7 +179,9 @@ class LLMEngine:
 
     def drop_request(self, request_ids: Iterable[str]) -> None:
         """End requests without a result, as an interrupted caller needs it; unknown ids are ignored."""
-        self._assembler.drop(request_ids)
+        dropped = self._assembler.drop(request_ids)
+        if self._hand_off is not None:
+            self._hand_off.note_ended(dropped)
 
     def has_unfinished_requests(self) -> bool:
         """Whether `step` has anything to do or to return."""
@@ -196,7 +200,9 @@ class LLMEngine:
         whose forward that host work hides; see doc/async.md.
 
         In a PROMPT engine a request that is handed off ends with `finish_reason="handed_off"`; if the other
-        side does not take it after all, a later step returns another result of it, with the error.
+        side does not take it after all, or goes away before it has ended it, a later step returns another
+        result of it, with the error. A COMPLETION engine returns errors for requests that the other side had
+        when it went away.
 
         Returns:
             Results of the requests that ended, and the state of streaming requests with new tokens. They
@@ -214,6 +220,7 @@ class LLMEngine:
                 self._assembler.note_interruption()
             raise
         if self._hand_off is not None:
+            self._hand_off.note_results(outputs)
             outputs += self._hand_off.take_results()
         self.stats.add_results(outputs)
         return outputs

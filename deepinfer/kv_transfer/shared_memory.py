@@ -6,8 +6,10 @@ memory has no name and lasts as long as somebody holds it, so nothing is left be
 
     sender    state {id, bytes} + descriptor  --->   receiver maps it, checks it, answers
               <---  taken {id}  or  refused {id, reason}
+    both      note {kind, request_ids}        --->   what is announced, withdrawn, ended
 
 The sender seals what it sent: its size and contents cannot change any more while the receiver reads it.
+Answers and notes wait in a queue while the socket is full, so a side that reads nothing holds up nobody.
 """
 
 from __future__ import annotations
@@ -20,12 +22,14 @@ import select
 import socket
 import time
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
 from deepinfer.kv_transfer.connector import (
     Failure,
     KVConnector,
+    Ledger,
     PeerGoneError,
     TransferError,
     TransferTimeoutError,
@@ -36,8 +40,9 @@ from deepinfer.utils.logging import get_logger
 
 logger = get_logger(__name__)
 
-PROTOCOL = 1
+PROTOCOL = 2
 _MAX_MESSAGE = 1 << 16
+_LINGER_S = 1.0  # for which a side that closes waits for room for its last words
 _MAX_PATH = 107  # bytes of a Unix socket's address
 _ADD_SEALS, _GET_SEALS = 1033, 1034  # fcntl, not named before Python 3.13 everywhere
 _SEALS = 1 | 2 | 4 | 8  # no more seals, no shrinking, no growing, no writing
@@ -74,6 +79,9 @@ class SharedMemoryConnector(KVConnector):
         self._in_flight: dict[int, tuple[str, int]] = {}  # id -> (request, bytes)
         self._inbox: deque[tuple[int, SequenceState]] = deque()
         self._failures: list[Failure] = []
+        self._ledger = Ledger()
+        self._unsaid: deque[bytes] = deque()
+        self._gone_because = ""
         self._is_gone = False
         self._is_greeted = False
         connection.setblocking(False)
@@ -146,11 +154,13 @@ class SharedMemoryConnector(KVConnector):
             if not self._pump(max(rest, 0.0)) and rest <= 0:
                 return None
         number, state = self._inbox.popleft()
-        self._answer({"type": "taken", "id": number})
+        self._say({"type": "taken", "id": number})
         return state
 
     def take_failures(self) -> list[Failure]:
         self._pump()
+        if self._is_gone and not self._inbox:
+            self._failures += self._ledger.fail(self._gone_because)
         failures, self._failures = self._failures, []
         return failures
 
@@ -159,7 +169,12 @@ class SharedMemoryConnector(KVConnector):
         return not self._is_gone
 
     def close(self) -> None:
+        deadline = time.monotonic() + _LINGER_S
+        while self._unsaid and not self._is_gone and (rest := deadline - time.monotonic()) > 0:
+            _wait(self._socket, select.POLLOUT, rest)
+            self._flush()
         self._note_gone("this side closed the connection")
+        self._ledger.clear()  # it goes on over there
         self._socket.close()
 
     def __del__(self) -> None:
@@ -183,6 +198,7 @@ class SharedMemoryConnector(KVConnector):
             raise TransferError(f"a message of {len(data)} bytes: the request's id is too long")
         while True:
             try:
+                self._send_unsaid()
                 if memory is None:
                     self._socket.send(data, socket.MSG_NOSIGNAL)
                 else:
@@ -200,22 +216,56 @@ class SharedMemoryConnector(KVConnector):
                 self._note_gone(f"the other side went away: {error}")
                 raise PeerGoneError(f"the other side went away: {error}") from error
 
-    def _answer(self, message: dict[str, Any]) -> None:
-        with suppress(TransferError):  # who is gone needs no answer
-            self._post(message, time.monotonic() + 10.0)
+    def _note(self, kind: str, request_ids: Sequence[str]) -> None:
+        for request_id in request_ids:
+            self._say({"type": "note", "kind": kind, "request_ids": [request_id]}, flush=False)
+        self._flush()
+
+    def _say(self, message: dict[str, Any], flush: bool = True) -> None:
+        """Send a message as soon as there is room; who is gone needs none."""
+        data = json.dumps(message).encode()
+        if self._is_gone or len(data) > _MAX_MESSAGE:  # `send` refuses a request with such an id
+            return
+        self._unsaid.append(data)
+        if flush:
+            self._flush()
+
+    def _flush(self) -> None:
+        try:
+            self._send_unsaid()
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            self._drain()
+            self._note_gone(f"the other side went away: {error}")
+
+    def _send_unsaid(self) -> None:
+        while self._unsaid:
+            self._socket.send(self._unsaid[0], socket.MSG_NOSIGNAL)
+            self._unsaid.popleft()
 
     def _pump(self, timeout_s: float = 0.0) -> bool:
         """Take in what has arrived, waiting for the first message; whether there was any."""
         if self._is_gone or self._socket.fileno() < 0:
             return False
+        self._flush()
         if timeout_s > 0:
             _wait(self._socket, select.POLLIN, timeout_s)
-        count = 0
+        return self._drain() > 0
+
+    def _drain(self) -> int:
+        """Take in what has arrived; how many messages."""
+        count, was_reset = 0, False
         while not self._is_gone:
             try:
                 data, files, _, _ = socket.recv_fds(self._socket, _MAX_MESSAGE, 4)
             except BlockingIOError:
                 break
+            except ConnectionResetError as error:  # it left something unread; what it sent is still here
+                if was_reset:
+                    self._note_gone(f"the other side went away: {error}")
+                was_reset = True
+                continue
             except OSError as error:
                 self._note_gone(f"the other side went away: {error}")
                 break
@@ -228,7 +278,7 @@ class SharedMemoryConnector(KVConnector):
                 for file in files:
                     os.close(file)
             count += 1
-        return count > 0
+        return count
 
     def _take_in(self, data: bytes, files: list[int]) -> None:
         try:
@@ -239,7 +289,11 @@ class SharedMemoryConnector(KVConnector):
             elif kind == "state":
                 self._take_state(int(message["id"]), str(message["request_id"]), int(message["bytes"]), files)
             elif kind == "taken":
-                self._in_flight.pop(int(message["id"]), None)
+                request_id, _ = self._in_flight.pop(int(message["id"]), (None, 0))
+                if request_id is not None:
+                    self._ledger.took(request_id)
+            elif kind == "note":
+                self._ledger.note(message["kind"], message["request_ids"])
             elif kind == "refused":
                 request_id, _ = self._in_flight.pop(int(message["id"]), (None, 0))
                 if request_id is not None:
@@ -263,6 +317,7 @@ class SharedMemoryConnector(KVConnector):
         self._is_greeted = True
 
     def _take_state(self, number: int, request_id: str, size: int, files: list[int]) -> None:
+        self._ledger.arrived(request_id)
         try:
             if len(files) != 1 or fcntl.fcntl(files[0], _GET_SEALS) & _SEALS != _SEALS:
                 raise SequenceStateError(f"request {request_id}: its memory is missing or not sealed")
@@ -272,7 +327,7 @@ class SharedMemoryConnector(KVConnector):
             state.check(self._identity, self._layout)
         except (SequenceStateError, OSError) as error:
             logger.warning("a sequence that was handed over is refused: %s", error)
-            self._answer({"type": "refused", "id": number, "reason": str(error)[:1000]})
+            self._say({"type": "refused", "id": number, "reason": str(error)[:1000]})
             return
         self._inbox.append((number, state))
 
@@ -282,7 +337,9 @@ class SharedMemoryConnector(KVConnector):
 
     def _note_gone(self, reason: str) -> None:
         """What was sent and not taken has failed."""
+        self._gone_because = self._gone_because or reason
         self._is_gone = True
+        self._unsaid.clear()
         for request_id, _ in self._in_flight.values():
             self._failures.append(Failure(request_id, f"{reason} before it took the request's state"))
         self._in_flight.clear()

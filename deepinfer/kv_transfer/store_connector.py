@@ -6,6 +6,7 @@ running numbers, and so are the answers to them:
     hello, side                     {protocol, identity, session, beat, is_closed}
     state, side, session, number    a record; whoever takes it removes it
     answer, side, session, number   {taken} or {reason}; the sender of the record removes it
+    note, side, session, number     requests by kind of note; whoever reads it removes it
 
 A side counts as gone when it says so, starts a new session, or renews nothing for `peer_timeout_s` on the
 observer's own clock. The store should have no limit, or one that records in flight never reach.
@@ -18,11 +19,13 @@ import json
 import secrets
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from deepinfer.kv_transfer.connector import (
     Failure,
     KVConnector,
+    Ledger,
     PeerGoneError,
     TransferError,
     TransferTimeoutError,
@@ -34,7 +37,7 @@ from deepinfer.utils.logging import get_logger
 
 logger = get_logger(__name__)
 
-PROTOCOL = 1
+PROTOCOL = 2
 SIDES = ("prompt", "completion")
 
 
@@ -90,6 +93,10 @@ class StoreConnector(KVConnector):
         self._num_received = 0
         self._in_flight: dict[int, tuple[str, int]] = {}  # number -> (request, bytes)
         self._failures: list[Failure] = []
+        self._ledger = Ledger()
+        self._unsaid: list[tuple[str, list[str]]] = []  # notes that the store would not take
+        self._num_notes = 0
+        self._num_notes_read = 0
         self._gone_because = ""
         self._beat_s = beat_s
         self._num_beats = 0
@@ -130,6 +137,7 @@ class StoreConnector(KVConnector):
     def receive(self, timeout_s: float = 0.0) -> SequenceState | None:
         deadline = time.monotonic() + timeout_s
         while True:
+            self._write_notes()
             is_gone = not self._look_at_peer()
             state, is_there = self._take_next()
             if state is not None:
@@ -143,7 +151,9 @@ class StoreConnector(KVConnector):
             time.sleep(min(self._poll_s, max(0.0, deadline - time.monotonic())))
 
     def take_failures(self) -> list[Failure]:
+        self._write_notes()
         self._read_answers()
+        self._read_notes()
         if not self._look_at_peer():
             self._fail_in_flight()
         failures, self._failures = self._failures, []
@@ -158,6 +168,7 @@ class StoreConnector(KVConnector):
         self._is_closed = True
         self._stop.set()
         self._beater.join()
+        self._write_notes()
         self._gone_because = self._gone_because or "this side closed the connection"
         self._fail_in_flight()
         self._beat()
@@ -170,12 +181,13 @@ class StoreConnector(KVConnector):
         if not self._peer_session or not self._store.contains(self._key(address)):
             return None, False
         answer: dict[str, Any] = {"taken": True}
-        state = None
+        state, request_id = None, None
         try:
             data = self._get(address)
             if data is None:
                 raise SequenceStateError("the store has lost or damaged the state of a sequence")
             state = SequenceState.decode(data)
+            request_id = state.request_id
             state.check(self._identity, self._layout)
         except SequenceStateError as error:
             logger.warning("a sequence that was handed over is refused: %s", error)
@@ -183,6 +195,8 @@ class StoreConnector(KVConnector):
         self._store.remove(self._key(address))
         self._put_json(("answer", self._side, self._session, self._num_received), answer)
         self._num_received += 1
+        if request_id is not None:  # of one that is lost the sender will tell
+            self._ledger.arrived(request_id)
         return state, True
 
     def _read_answers(self) -> None:
@@ -195,9 +209,41 @@ class StoreConnector(KVConnector):
             request_id, _ = self._in_flight.pop(number)
             if answer is not None and "taken" not in answer:
                 self._failures.append(Failure(request_id, str(answer.get("reason"))))
+            else:
+                self._ledger.took(request_id)
+
+    def _note(self, kind: str, request_ids: Sequence[str]) -> None:
+        if request_ids and not self._gone_because:
+            self._unsaid.append((kind, list(request_ids)))
+            self._write_notes()
+
+    def _write_notes(self) -> None:
+        address = ("note", self._side, self._session, self._num_notes)
+        if self._unsaid and not self._gone_because and self._put_json(address, {"notes": self._unsaid}):
+            self._num_notes += 1
+            self._unsaid = []
+
+    def _read_notes(self) -> None:
+        while self._peer_session:
+            address = ("note", self._other, self._peer_session, self._num_notes_read)
+            if not self._store.contains(self._key(address)):
+                return
+            value = self._get_json(address)
+            self._store.remove(self._key(address))
+            self._num_notes_read += 1
+            for kind, request_ids in value["notes"] if value is not None else ():
+                self._ledger.note(kind, request_ids)
 
     def _fail_in_flight(self) -> None:
+        """The other side is gone, or this one goes."""
         self._read_answers()
+        self._read_notes()
+        if not self._is_closed:  # else what rests with the other side goes on, and it reads the last words
+            self._remove_last("note", self._num_notes)
+            self._remove_last("answer", self._num_received)
+            next_one = ("state", self._other, self._peer_session, self._num_received)
+            if not self._store.contains(self._key(next_one)):
+                self._failures += self._ledger.fail(self._gone_because)
         for number, (request_id, _) in self._in_flight.items():
             self._store.remove(self._key(("state", self._side, self._session, number)))
             reason = f"{self._gone_because} before it took the request's state"
@@ -299,8 +345,14 @@ class StoreConnector(KVConnector):
                 return None
         return data
 
-    def _put_json(self, address: tuple[Any, ...], value: dict[str, Any]) -> None:
-        self._put(address, {"json": json.dumps(value).encode()})
+    def _remove_last(self, kind: str, count: int) -> None:
+        """Take back the newest of `count` entries of this side that nobody has removed."""
+        for number in range(count - 1, -1, -1):
+            if not self._store.remove(self._key((kind, self._side, self._session, number))):
+                return
+
+    def _put_json(self, address: tuple[Any, ...], value: dict[str, Any]) -> bool:
+        return self._put(address, {"json": json.dumps(value).encode()})
 
     def _get_json(self, address: tuple[Any, ...]) -> dict[str, Any] | None:
         data = self._get(address)

@@ -218,8 +218,12 @@ def test_the_receiver_closes(pair: Pair) -> None:
     completion.close()
     eventually(lambda: not prompt.is_peer_alive())
     failures = prompt.take_failures()
-    assert [failure.request_id for failure in failures] == ["request 1", "request 2"]
-    assert all("before it took" in failure.reason for failure in failures)
+    assert sorted(reasons(failures)) == [
+        ("request 0", "after it took"),
+        ("request 1", "before it took"),
+        ("request 2", "before it took"),
+    ]
+    assert prompt.take_failures() == []
     with pytest.raises(PeerGoneError):
         prompt.send(toy_state(3))
     with pytest.raises(PeerGoneError):
@@ -239,6 +243,61 @@ def test_the_sender_closes(transport: Transport, pair: Pair) -> None:
         eventually(lambda: completion.receive(1.0))
 
 
+def reasons(failures: list[Failure]) -> list[tuple[str, str]]:
+    """What failed, and which case it was."""
+    cases = ("before it took", "after it took", "before it handed")
+    return [(f.request_id, next(case for case in cases if case in f.reason)) for f in failures]
+
+
+def test_ended_requests_are_no_failures(pair: Pair) -> None:
+    """Of what was taken, what has not ended when the receiver goes."""
+    prompt, completion = pair
+    for number in range(4):
+        prompt.announce([f"request {number}"])
+        prompt.send(toy_state(number))
+    for _ in range(3):
+        completion.receive(5.0)
+    completion.end(["request 2", "request 0"])
+    eventually(lambda: not prompt.take_failures() and len(prompt._in_flight) == 1)
+    completion.close()
+    eventually(lambda: not prompt.is_peer_alive())
+    assert sorted(reasons(prompt.take_failures())) == [
+        ("request 1", "after it took"),
+        ("request 3", "before it took"),
+    ]
+    assert completion.take_failures() == []
+
+
+def test_announced_requests_fail_with_the_sender(pair: Pair) -> None:
+    """Of what was announced, what was neither sent nor withdrawn; a refused record has been sent."""
+    prompt, completion = pair
+    prompt.announce([f"request {number}" for number in range(5)])
+    prompt.send(toy_state(1))
+    assert completion.receive(5.0).request_id == "request 1"
+    prompt.withdraw(["request 0", "request 4"])
+    prompt.close()
+    with pytest.raises(PeerGoneError):
+        eventually(lambda: completion.receive(1.0))
+    expected = [("request 2", "before it handed"), ("request 3", "before it handed")]
+    assert sorted(reasons(completion.take_failures())) == expected
+    assert completion.take_failures() == []
+
+
+def test_notes_never_wait(pair: Pair) -> None:
+    """More than a socket holds, to a side that reads nothing for now; it learns of all of them."""
+    prompt, completion = pair
+    names = [f"request {number}" for number in range(3000)]
+    for name in names:
+        prompt.announce([name])
+    prompt.withdraw(names[:2999])
+    assert completion.receive(0.0) is None
+    eventually(lambda: completion.receive(0.0) is None and not prompt.take_failures() and not prompt._unsaid)
+    prompt.close()
+    with pytest.raises(PeerGoneError):
+        eventually(lambda: completion.receive(1.0))
+    assert reasons(completion.take_failures()) == [("request 2999", "before it handed")]
+
+
 # ---- two processes
 
 
@@ -252,8 +311,10 @@ def serve(name: str, place: str, plan: str, results: Any) -> None:
         eventually(lambda: prompt.take_failures() == [] and not prompt._in_flight)
         prompt.close()
     elif plan == "send and hang":
+        prompt.announce([f"request {number}" for number in range(5)])
         for number in range(3):
             prompt.send(toy_state(number))
+        prompt.withdraw(["request 4"])
         results.put(("pid", os.getpid()))
         time.sleep(60)
 
@@ -294,6 +355,7 @@ def test_a_sender_that_is_killed(name: str, tmp_path: Path) -> None:
             completion.receive(10.0)
         assert time.monotonic() - start < (0.5 if name == "shared_memory" else 5)
         assert not completion.is_peer_alive()
+        assert reasons(completion.take_failures()) == [("request 3", "before it handed")]
     new = {file for file in set(os.listdir("/dev/shm")) - before if "deepinfer" in file}
     assert not new
     if name == "directory":
@@ -302,9 +364,11 @@ def test_a_sender_that_is_killed(name: str, tmp_path: Path) -> None:
 
 
 def take(name: str, place: str, results: Any) -> None:
-    """The completion side in a process of its own: takes one state and hangs."""
+    """The completion side in a process of its own: takes two states, ends the first and hangs."""
     completion = make_side(name, place, "completion")
-    results.put(completion.receive(20.0).request_id)
+    taken = [completion.receive(20.0).request_id for _ in range(2)]
+    completion.end(taken[:1])
+    results.put(taken)
     time.sleep(60)
 
 
@@ -317,11 +381,14 @@ def test_a_receiver_that_is_killed(name: str, tmp_path: Path) -> None:
     prompt = make_side(name, str(tmp_path), "prompt")
     for number in range(3):
         prompt.send(toy_state(number))
-    assert results.get(timeout=20) == "request 0"
+    assert results.get(timeout=20) == ["request 0", "request 1"]
     os.kill(child.pid, signal.SIGKILL)
     child.join(10)
     eventually(lambda: not prompt.is_peer_alive())
-    assert [failure.request_id for failure in prompt.take_failures()] == ["request 1", "request 2"]
+    assert sorted(reasons(prompt.take_failures())) == [
+        ("request 1", "after it took"),
+        ("request 2", "before it took"),
+    ]
     with pytest.raises(PeerGoneError):
         prompt.send(toy_state(3))
     prompt.close()
@@ -330,7 +397,8 @@ def test_a_receiver_that_is_killed(name: str, tmp_path: Path) -> None:
     again.start()
     with make_side(name, str(tmp_path), "prompt") as prompt:
         prompt.send(toy_state(7))
-        assert results.get(timeout=20) == "request 7"
+        prompt.send(toy_state(8))
+        assert results.get(timeout=20) == ["request 7", "request 8"]
     again.kill()
     again.join(10)
 
@@ -341,7 +409,10 @@ def test_a_receiver_that_is_killed(name: str, tmp_path: Path) -> None:
 def sockets(tmp_path: Path) -> tuple[SharedMemoryConnector, socket.socket]:
     """A connector, and the bare socket at its other end, which has said hello."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    hello = b'{"type": "hello", "protocol": 1, "identity": "%s"}' % IDENTITY.hex().encode()
+    hello = b'{"type": "hello", "protocol": %d, "identity": "%s"}' % (
+        shared_memory.PROTOCOL,
+        IDENTITY.hex().encode(),
+    )
     theirs.send(hello)
     return SharedMemoryConnector(ours, IDENTITY, toy_layout()), theirs
 
