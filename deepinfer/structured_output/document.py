@@ -114,8 +114,8 @@ class Document:
                 for place, other in self._meeting.overlaps(branches, shapes, f"{path}/oneOf"):
                     raise SchemaError(
                         f"{path}/oneOf/{place}",
-                        f"may hold together with {path}/oneOf/{other}, which oneOf rules out and which cannot "
-                        "be enforced: tell them apart by type or by a required constant, or use anyOf",
+                        f"may hold together with {path}/oneOf/{other}, which oneOf rules out and nothing can "
+                        "prevent: tell them apart by type or by a required constant, or use anyOf",
                     )
             shapes = self._meet(shapes, dict.fromkeys(s for branch in branches for s in branch), path)
         shapes = self._with_dependents(schema, path, shapes)

@@ -56,8 +56,8 @@ FORMATS = {
         rf"|/({_PATH}+(/{_PATH}*)*)?|{_PATH}+(/{_PATH}*)*|)(\?{_QUERY}*)?(#{_QUERY}*)?"
     ),
 }
-"""Format -> expression for the whole string. "email" covers dot-atoms at host names, "uri" all but IP literals,
-"duration" numbers of up to four digits, "time" and "date-time" upper-case T and Z and nanoseconds."""
+"""Format -> expression for the whole string. "email" covers dot-atoms at host names, "uri" all but IP
+literals, "duration" numbers of up to four digits; "time" and "date-time" have upper-case T and Z."""
 
 NUMBER_FORMATS = {"int32": 2**31, "int64": 2**63, "float": None, "double": None}
 """OpenAPI's formats of numbers -> numbers go from minus this to this minus one; None: no further meaning."""

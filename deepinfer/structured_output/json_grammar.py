@@ -111,9 +111,10 @@ class _Grammar:
                 todo += reversed(list(self._children(shape)))
 
     def _prepared(self, shape: Shape) -> Shape:
-        shape = as_written(shape)
         if isinstance(shape, Object):
             shape = self._with_named_keys(shape)
+        shape = as_written(shape)
+        if isinstance(shape, Object):
             self._keys[shape] = self._key_sets(shape)
             self._check_count(shape)
         return shape

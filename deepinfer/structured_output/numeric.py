@@ -2,8 +2,8 @@
 
 Integers have up to 20 digits. Other numbers are plain decimals of up to 20 + 20 digits or, without bounds,
 also in scientific notation as Python writes it (one digit before the point, exponents to 307), so that no
-text overflows. Text and double agree about every bound: rounding cannot carry a text over an inclusive bound, and
-next to an exclusive one so few digits are allowed that different texts are different doubles.
+text overflows. Text and double agree about every bound: rounding cannot carry a text over an inclusive bound,
+and next to an exclusive one so few digits are allowed that different texts are different doubles.
 """
 
 from __future__ import annotations
@@ -56,6 +56,15 @@ class Bounds:
         """Whether every number lies inside."""
         return self.low is None and self.high is None
 
+    def written(self) -> Bounds:
+        """The same without the bounds that no number of this style reaches."""
+        low, high = self.low, self.high
+        if low is not None and low < -_LIMIT:
+            low = None
+        if high is not None and high > _LIMIT:
+            high = None
+        return Bounds(low, self.low_strict and low is not None, high, self.high_strict and high is not None)
+
     def integers(self) -> tuple[int, int]:
         """The smallest and the largest integer inside that can be written."""
         low, high = -_LIMIT, _LIMIT
@@ -88,12 +97,10 @@ def integers(bounds: Bounds) -> Automaton:
 def multiples(step: int) -> Automaton:
     """The texts of all multiples of a positive integer, up to leading zeros."""
     digits = [((ord("0") + d, ord("0") + d),) for d in range(10)]
-    edges = [
-        tuple((digits[d], 1 + (state * 10 + d) % step) for d in range(10)) for state in range(step)
-    ]  # state r of these: the remainder so far
-    minus = (((ord("-"), ord("-")),), 1)
-    start = (minus, *edges[0])
-    return minimal([start, *edges], [False, *(state == 0 for state in range(step))])
+    # states: the start, behind a minus, and 2 + r where r is the remainder so far
+    edges = [tuple((digits[d], 2 + (state * 10 + d) % step) for d in range(10)) for state in range(step)]
+    start = ((((ord("-"), ord("-")),), 1), *edges[0])
+    return minimal([start, edges[0], *edges], [False, False, *(state == 0 for state in range(step))])
 
 
 def numbers(bounds: Bounds) -> Automaton:
@@ -104,6 +111,7 @@ def numbers(bounds: Bounds) -> Automaton:
     """
     if bounds.is_free:
         return of_regex(_FREE)
+    bounds = bounds.written()
     digits = FRACTION_DIGITS
     for value, strict in ((bounds.low, bounds.low_strict), (bounds.high, bounds.high_strict)):
         if value is None:

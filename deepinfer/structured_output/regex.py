@@ -291,6 +291,8 @@ class _Parser:
         if self._peek("]"):
             raise self._error("a class starting with ] is read differently elsewhere: write \\]", place)
         sets: list[Ranges] = []
+        if any(self._peek(f"[{mark}") for mark in ":.="):
+            raise self._error("POSIX classes such as [:alpha:] are not supported: list the characters", place)
         while not self._take("]"):
             if self._place >= len(self._source):
                 raise self._error("this class is not closed", place)

@@ -32,7 +32,10 @@ class GrammarSource:
 
 
 def prepare(spec: GrammarSpec) -> GrammarSource:
-    """The audited source of a grammar. Takes milliseconds, at worst about a second.
+    """The audited source of a grammar.
+
+    Takes milliseconds for ordinary sources. Hostile ones stay within the bounds on states, shapes and rules,
+    but many expressions just below them add up to minutes: give this the same time limit as the compiler.
 
     Raises:
         GrammarError: it is invalid, too large, or something of it cannot be enforced; a SchemaError names the
@@ -75,7 +78,7 @@ def regex_grammar(expression: str) -> str:
 _TOKEN = re.compile(
     r"""(?P<comment>\#[^\n]*)|(?P<text>"(?:[^"\\\n]|\\.)*")|(?P<class>\[(?:[^\]\\\n]|\\.)*\])
     |(?P<repeat>\{\s*(?P<low>\d*)\s*(?:,\s*(?P<high>\d*)\s*)?\})|(?P<ahead>\(\s*=)|(?P<call>[A-Za-z_][\w.-]*\()
-    |(?P<open>\()|(?P<close>\))|(?P<other>[^"\[\]{}()\#]+|.)""",
+    |(?P<name>[A-Za-z_][\w.-]*)|(?P<open>\()|(?P<close>\))|(?P<other>[^"\[\]{}()\#A-Za-z_]+|.)""",
     re.VERBOSE | re.DOTALL,
 )
 
