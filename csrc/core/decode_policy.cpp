@@ -65,7 +65,7 @@ DecodeChoice DecodePolicy::choose(CoreState& state, DraftBudget& budget) {
     }
     if (config.num_draft_tokens > 0) {
         answers_.assign(candidates_.size(), 0);
-        budget.choose(questions_, answers_);
+        budget.choose(questions_, static_cast<int32_t>(state.waiting.size()), answers_);
         const bool has_drafts =
             std::any_of(answers_.begin(), answers_.end(), [](int32_t n) { return n > 0; });
         for (size_t i = 0; i < candidates_.size(); ++i) {

@@ -21,8 +21,9 @@ struct DraftCandidate {
 class DraftBudget {
 public:
     virtual ~DraftBudget() = default;
-    /// Writes num_drafts[i] in 0 .. candidates[i].max_drafts.
-    virtual void choose(std::span<const DraftCandidate> candidates, std::span<int32_t> num_drafts) = 0;
+    /// Writes num_drafts[i] in 0 .. candidates[i].max_drafts; `num_waiting` other sequences wait for a place.
+    virtual void choose(std::span<const DraftCandidate> candidates, int32_t num_waiting,
+                        std::span<int32_t> num_drafts) = 0;
     /// Whether a step that is scheduled now should propose drafts at its end.
     virtual bool wants_drafts() const { return true; }
 };
@@ -30,7 +31,8 @@ public:
 /// Verifies every draft at hand.
 class FixedDraftBudget : public DraftBudget {
 public:
-    void choose(std::span<const DraftCandidate> candidates, std::span<int32_t> num_drafts) override;
+    void choose(std::span<const DraftCandidate> candidates, int32_t num_waiting,
+                std::span<int32_t> num_drafts) override;
 };
 
 }  // namespace deepinfer

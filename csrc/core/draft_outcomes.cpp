@@ -17,7 +17,9 @@ int32_t num_estimated(const Sequence& sequence) {
 void follow(Sequence& sequence, int32_t num_new, DraftCalibration& calibration) {
     FollowedBlock& block = sequence.followed;
     if (block.size == 0) {
-        block.size = static_cast<uint8_t>(num_estimated(sequence));
+        // Drafts behind the end are left out: whether a block stands or not, nothing would be known of them.
+        const int32_t tokens_left = sequence.limit_length - (sequence.length() - num_new);
+        block.size = static_cast<uint8_t>(std::min(num_estimated(sequence), tokens_left));
         block.num_accepted = 0;
         block.drafts = sequence.drafts;
         block.confidences = sequence.newest_estimates.confidences;

@@ -217,8 +217,9 @@ void EngineCore::add_step_time(int32_t num_seqs, int32_t num_tokens, double ms, 
                                int32_t num_emitted) {
     const std::lock_guard lock(mutex_);
     state_.step_time.add(num_seqs, num_tokens, ms, is_drafted);
-    if (draft_budget_ != nullptr && is_drafted && num_tokens > num_seqs && num_emitted >= 0) {
-        draft_budget_->observe(num_seqs, num_emitted, ms);
+    const bool has_drafts = is_drafted || num_tokens > num_seqs;
+    if (draft_budget_ != nullptr && has_drafts && num_emitted >= 0) {
+        draft_budget_->observe(num_seqs, num_tokens, num_emitted, ms, is_drafted);
     }
 }
 

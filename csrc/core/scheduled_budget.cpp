@@ -33,7 +33,8 @@ ScheduledDraftBudget::ScheduledDraftBudget(const CoreConfig& config, const StepT
       step_time_(step_time),
       calibration_(calibration) {}
 
-void ScheduledDraftBudget::choose(std::span<const DraftCandidate> candidates, std::span<int32_t> num_drafts) {
+void ScheduledDraftBudget::choose(std::span<const DraftCandidate> candidates, int32_t num_waiting,
+                                  std::span<int32_t> num_drafts) {
     for (size_t i = 0; i < candidates.size(); ++i) num_drafts[i] = candidates[i].max_drafts;
     if (candidates.empty()) return;
     const bool has_drafts =
@@ -47,21 +48,25 @@ void ScheduledDraftBudget::choose(std::span<const DraftCandidate> candidates, st
     const StepTime::Curve curve = step_time_.at(num_seqs);
     const double undrafted_ms = step_time_.undrafted_ms(num_seqs);
     const double plain = num_seqs / undrafted_ms;
-    list_survivals(candidates, !has_drafts);
+    weigh(candidates, num_waiting);
+    list_gains(candidates, !has_drafts);
     const auto [best, longest] = walk(num_seqs, curve, 0.0);
     const bool is_gain_too_small =
-        longest.tokens_per_ms > plain && best.tokens_per_ms < (1.0 + min_gain_) * longest.tokens_per_ms;
+        longest.worth_per_ms > plain && best.worth_per_ms < (1.0 + min_gain_) * longest.worth_per_ms;
     Choice choice = is_gain_too_small ? longest : best;
-    Rates& rates = rates_of(num_seqs);
-    if (!items_.empty()) judge(choice.tokens_per_ms * rates.share_kept(), plain);
+    Regime& regime = regime_of(num_seqs);
+    is_probe_ = false;
+    if (!items_.empty()) judge(regime, choice.worth_per_ms * share_kept(num_seqs), plain);
+    is_paused_ = regime.is_paused;
     look_at_plain_steps();
     if (has_drafts && !wants_drafts()) choice = walk(num_seqs, curve, undrafted_ms - curve(num_seqs)).first;
     const int32_t taken = num_seqs + static_cast<int32_t>(choice.num_items);
     if (choice.num_items > 0 && has_drafts && wants_drafts()) {
-        rates.promised_tokens = rates.promised_tokens * Rates::kFade + choice.tokens_per_ms * curve(taken);
-        rates.promised_ms = rates.promised_ms * Rates::kFade + curve(taken);
+        regime.promised_worth = regime.promised_worth * Regime::kFade + choice.worth_per_ms * curve(taken);
+        regime.promised_tokens = regime.promised_tokens * Regime::kFade + choice.tokens;
+        regime.promised_ms = regime.promised_ms * Regime::kFade + curve(taken);
     }
-    stats_.price = choice.tokens_per_ms * (curve(taken + 1) - curve(taken));
+    stats_.price = choice.worth_per_ms * (curve(taken + 1) - curve(taken));
     const bool takes_all = choice.num_items == items_.size();
     count(has_drafts, choice.num_items, takes_all);
     if (!has_drafts || takes_all) return;
@@ -69,8 +74,25 @@ void ScheduledDraftBudget::choose(std::span<const DraftCandidate> candidates, st
     for (size_t i = 0; i < choice.num_items; ++i) ++num_drafts[items_[i].place / kMaxDrafts];
 }
 
-/// Survivals of the drafts at hand, or of those that there could be, best first.
-void ScheduledDraftBudget::list_survivals(std::span<const DraftCandidate> candidates, bool is_potential) {
+/// The speed of a sequence is that of a draft block whose drafts each stand as often as its first one did so far.
+void ScheduledDraftBudget::weigh(std::span<const DraftCandidate> candidates, int32_t num_waiting) {
+    progress_.clear();
+    const double usual = calibration_.acceptance(0);
+    for (const DraftCandidate& candidate : candidates) {
+        const Sequence& sequence = *candidate.sequence;
+        const SequenceMetrics& metrics = sequence.metrics;
+        const double stands = (metrics.accepted_by_position[0] + kUsualDrafts * usual) /
+                              (metrics.verified_by_position[0] + kUsualDrafts);
+        double tokens = 1.0, survival = 1.0;
+        for (int32_t j = 0; j < candidate.most_drafts; ++j) tokens += survival *= stands;
+        progress_.push_back({std::max(1, sequence.limit_length - sequence.next_length()), tokens});
+    }
+    weigh_progress(progress_, num_waiting, step_time_.plain_curve_ms(1),
+                   step_time_.plain_curve_ms(static_cast<int32_t>(candidates.size())), weights_);
+}
+
+/// Gains of the drafts at hand, or of those that there could be, best first.
+void ScheduledDraftBudget::list_gains(std::span<const DraftCandidate> candidates, bool is_potential) {
     items_.clear();
     for (size_t i = 0; i < candidates.size(); ++i) {
         const DraftCandidate& candidate = candidates[i];
@@ -81,7 +103,8 @@ void ScheduledDraftBudget::list_survivals(std::span<const DraftCandidate> candid
             const float given = j < estimates.size ? estimates.of.confidences[j] : 0.0f;
             const bool is_given = j < estimates.size && !(estimates.is_old && given == 0.0f);
             survival *= is_given ? calibration_.corrected(j, given) : calibration_.acceptance(j);
-            items_.push_back({survival, static_cast<int32_t>(i) * kMaxDrafts + j});
+            const float gain = static_cast<float>(weights_[i]) * survival;
+            items_.push_back({gain, survival, static_cast<int32_t>(i) * kMaxDrafts + j});
         }
     }
     std::sort(items_.begin(), items_.end());
@@ -90,48 +113,81 @@ void ScheduledDraftBudget::list_survivals(std::span<const DraftCandidate> candid
 /// The best prefix of the list, and the longest one that fits, for steps that take `shift` more than the curve.
 std::pair<ScheduledDraftBudget::Choice, ScheduledDraftBudget::Choice> ScheduledDraftBudget::walk(
     int32_t num_seqs, const StepTime::Curve& curve, double shift) const {
-    Choice prefix{0, num_seqs / (curve(num_seqs) + shift)};
+    Choice prefix{0, num_seqs / (curve(num_seqs) + shift), double(num_seqs)};
     Choice best = prefix;
-    double tokens = num_seqs;
+    double worth = num_seqs, tokens = num_seqs;
     const int32_t limit = std::min(max_tokens_, std::max(step_time_.max_tokens(), num_seqs));
     const size_t most = std::min(items_.size(), static_cast<size_t>(limit - num_seqs));
     for (size_t i = 0; i < most; ++i) {
+        worth += double(items_[i].gain);
         tokens += double(items_[i].survival);
-        prefix = {i + 1, tokens / (curve(num_seqs + static_cast<int32_t>(i) + 1) + shift)};
-        if (prefix.tokens_per_ms > best.tokens_per_ms) best = prefix;
+        prefix = {i + 1, worth / (curve(num_seqs + static_cast<int32_t>(i) + 1) + shift), tokens};
+        if (prefix.worth_per_ms > best.worth_per_ms) best = prefix;
     }
     return {best, prefix};
 }
 
-/// Whether drafts are worth proposing, from the best rate with them and that of plain decoding.
-void ScheduledDraftBudget::judge(double tokens_per_ms, double plain_per_ms) {
-    if (tokens_per_ms > plain_per_ms * (is_paused_ ? 1.0 + kResumeGain : 1.0)) {
-        is_paused_ = false;
-        num_losing_ = 0;
-        loss_ = 0.0;
-        probe_interval_ = kProbeInterval;
-    } else if (!is_paused_) {
-        loss_ += plain_per_ms / tokens_per_ms - 1.0;
-        is_paused_ = ++num_losing_ > kMaxLosing || loss_ > kMaxLoss;
-        steps_since_drafts_ = 0;
+/// Whether drafts are worth proposing, from the best rate with them and that of plain decoding. Promises only count
+/// until both kinds of steps have been observed, and to come back.
+void ScheduledDraftBudget::judge(Regime& regime, double drafted_per_ms, double plain_per_ms) {
+    if (!regime.is_paused) {
+        regime.num_vain = drafted_per_ms > plain_per_ms ? 0 : regime.num_vain + 1;
+        if (regime.num_vain > kMaxVain) regime.begin_pause();
+        if (!is_observed(regime)) regime.add_loss(plain_per_ms / drafted_per_ms - 1.0);
+        return;
     }
-    is_probe_ = is_paused_ && ++steps_since_drafts_ >= probe_interval_;
-    if (is_probe_) {
-        steps_since_drafts_ = 0;
-        probe_interval_ = std::min(2 * probe_interval_, kMaxProbeInterval);
+    ++regime.num_paused;
+    if (regime.num_paused >= regime.pause && drafted_per_ms > plain_per_ms * (1.0 + kResumeGain)) {
+        regime.is_paused = false;
+        regime.loss = 0.0;
+        regime.pause = std::min(2 * regime.pause, kMaxInterval);
+        regime.probe_interval = kProbeInterval;
+    } else if (++regime.since_drafts >= regime.probe_interval) {
+        is_probe_ = true;
+        regime.since_drafts = 0;
+        regime.probe_interval = std::min(2 * regime.probe_interval, kMaxInterval);
     }
 }
 
-double ScheduledDraftBudget::Rates::share_kept() const {
-    if (num_steps < kMinSteps || promised_ms <= 0.0) return 1.0;
+void ScheduledDraftBudget::Regime::add_loss(double steps) {
+    loss = std::max(loss + std::min(steps, kMaxStepLoss), -kMaxLoss);
+    if (loss == -kMaxLoss) pause = kMinPause;  // it pays
+    if (loss > kMaxLoss) begin_pause();
+}
+
+void ScheduledDraftBudget::Regime::begin_pause() {
+    is_paused = true;
+    num_vain = num_paused = since_drafts = 0;
+}
+
+double ScheduledDraftBudget::Regime::share_kept() const {
     return std::clamp(tokens / ms / (promised_tokens / promised_ms), 0.25, 1.0);
 }
 
-void ScheduledDraftBudget::observe(int32_t num_seqs, int32_t num_emitted, double ms) {
-    Rates& rates = rates_of(num_seqs);
-    rates.tokens = rates.tokens * Rates::kFade + num_emitted;
-    rates.ms = rates.ms * Rates::kFade + ms;
-    ++rates.num_steps;
+/// As many sequences as these have kept, or the next order of them that is known.
+double ScheduledDraftBudget::share_kept(int32_t num_seqs) const {
+    const int32_t own = std::bit_width(static_cast<uint32_t>(num_seqs));
+    const int32_t count = static_cast<int32_t>(regimes_.size());
+    for (int32_t distance = 0; distance < count; ++distance) {
+        for (const int32_t order : {own - distance, own + distance}) {
+            if (order >= 0 && order < count && regimes_[order].is_known()) return regimes_[order].share_kept();
+        }
+    }
+    return 1.0;
+}
+
+void ScheduledDraftBudget::observe(int32_t num_seqs, int32_t num_tokens, int32_t num_emitted, double ms,
+                                   bool is_drafted) {
+    if (!step_time_.is_known()) return;
+    Regime& regime = regime_of(num_seqs);
+    if (is_drafted && num_tokens > num_seqs) {
+        regime.tokens = regime.tokens * Regime::kFade + num_emitted;
+        regime.ms = regime.ms * Regime::kFade + ms;
+        ++regime.num_steps;
+    }
+    if (!regime.is_paused && is_observed(regime)) {
+        regime.add_loss(ms / step_time_.undrafted_ms(num_seqs) - num_emitted * regime.worth() / num_seqs);
+    }
 }
 
 /// A few plain steps after 16 steps with drafts, after 32 more, ...: the rarer the better they are known.
@@ -141,7 +197,7 @@ void ScheduledDraftBudget::look_at_plain_steps() {
     } else if (!is_paused_ && step_time_.has_undrafted() && ++steps_since_plain_ >= plain_interval_) {
         num_plain_ = kNumPlain;
         steps_since_plain_ = 0;
-        plain_interval_ = std::min(2 * plain_interval_, kMaxProbeInterval);
+        plain_interval_ = std::min(2 * plain_interval_, kMaxInterval);
     }
 }
 

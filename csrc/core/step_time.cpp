@@ -131,6 +131,10 @@ double StepTime::draft_ms(int32_t num_seqs) const {
     return std::max(0.0, at(num_seqs).base(num_seqs) - undrafted_.linear(num_seqs));
 }
 
+double StepTime::plain_curve_ms(int32_t num_seqs) const {
+    return has_undrafted() ? undrafted_.linear(num_seqs) : at(num_seqs).base(num_seqs);
+}
+
 double StepTime::undrafted_ms(int32_t num_seqs) const {
     const auto* tail = plain_tail(num_seqs);
     if (tail == nullptr) return at(num_seqs)(num_seqs) - draft_ms(num_seqs);

@@ -93,6 +93,10 @@ public:
     Curve at(int32_t num_seqs) const;
     /// A step of one token per sequence that proposes no drafts.
     double undrafted_ms(int32_t num_seqs) const;
+    /// The same as measured at start-up, without what was learnt since.
+    double plain_curve_ms(int32_t num_seqs) const;
+    /// Whether such steps were seen while running, or can never be.
+    bool knows_plain_steps() const { return !has_undrafted() || any_plain_tail_.size() >= kMinTail; }
     /// Whether the curve knows such steps.
     bool has_undrafted() const { return !undrafted_.x.empty(); }
     /// Most tokens that a step should have: the largest captured size, or no limit.

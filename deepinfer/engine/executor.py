@@ -84,7 +84,12 @@ class Executor:
 
     def run(self, work: Callable[..., Any], *args: Any) -> Future[Any]:
         """Queue other work on the device's memory, in order with the steps around it."""
-        return self._launch(work, *args)
+
+        def run() -> Any:
+            self._runner.settle()
+            return work(*args)
+
+        return self._launch(run)
 
     def pause(self) -> None:
         """The host has nothing to launch: the time until the next launch is no one's idle time."""

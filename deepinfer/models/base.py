@@ -119,6 +119,23 @@ class Proposal:
     confidence_logits: Tensor
 
 
+@dataclass(frozen=True)
+class DraftContext:
+    """What a drafter takes in of F rows.
+
+    Attributes:
+        features: [F, width] from the backbone.
+        positions: [F] int32.
+        state_slots: [F] int32 of the rows' sequences.
+        max_length: most tokens that a sequence of the step has.
+    """
+
+    features: Tensor
+    positions: Tensor
+    state_slots: Tensor
+    max_length: int
+
+
 class Drafter(Protocol):
     """The calls of a model's built-in drafter, on the same device and caches.
 
@@ -127,8 +144,11 @@ class Drafter(Protocol):
 
     block_size: int  # most drafts of a proposal
 
-    def store_context(self, features: Tensor, feature_rows: Tensor, batch: Batch, caches: Caches) -> None:
-        """Take in what the forward of `batch` handed out (`ForwardOutput`); needed after every forward."""
+    def context(self, features: Tensor, feature_rows: Tensor, batch: Batch) -> DraftContext:
+        """The rows to take in of what the forward of `batch` handed out (`ForwardOutput`)."""
+
+    def store_context(self, context: DraftContext, caches: Caches) -> None:
+        """Take in the context of every forward, in order, before the next `propose`."""
 
     def propose(
         self,

@@ -14,6 +14,7 @@ from deepinfer.models.base import Drafter, ForwardOutput, Model
 from deepinfer.runtime.async_batch import DeviceStep, NgramVocab, Remap, correct_batch, deal
 from deepinfer.runtime.batch import Batch, CacheCopies
 from deepinfer.runtime.caches import Caches
+from deepinfer.runtime.pending_context import PendingContext
 from deepinfer.sampling.confidence import ConfidenceScale
 from deepinfer.sampling.draft import DraftChooser
 from deepinfer.sampling.inputs import SamplingInputs
@@ -89,6 +90,7 @@ class ModelRunner:
     ) -> None:
         self._model = model
         self._drafter = drafter
+        self._pending = None if drafter is None else PendingContext(drafter, caches)
         self._caches = caches
         self._sampler = sampler
         self._num_draft_tokens = num_draft_tokens
@@ -136,6 +138,10 @@ class ModelRunner:
         batch = self._batch
         assert batch is not None, "forward without prepare"
         with self.timers.timed("forward"):
+            if self._pending is not None and batch.is_prefill:
+                self._pending.drop(batch.state_slots)
+            if self._copies is not None:
+                self.settle()
             if self._copies is not None:
                 self._caches.copy_slots(self._copies.slots)
             self._output = self._model.forward(batch, self._caches, want_features=self._drafter is not None)
@@ -146,7 +152,7 @@ class ModelRunner:
 
         Args:
             inputs: parameters of the output rows.
-            wants_drafts: False proposes none; the drafter's caches are kept up all the same.
+            wants_drafts: False proposes none; the drafter's caches are kept up all the same, if later.
         """
         batch, output = self._batch, self._output
         assert batch is not None and output is not None, "sample without forward"
@@ -156,7 +162,12 @@ class ModelRunner:
         drafted = _Drafted(None, None, None)
         if self._drafter is not None:
             with self.timers.timed("draft"):
-                self._drafter.store_context(output.features, output.feature_rows, batch, self._caches)
+                context = self._drafter.context(output.features, output.feature_rows, batch)
+                if batch.is_prefill:
+                    self._drafter.store_context(context, self._caches)
+                else:
+                    is_plain = batch.num_rows == batch.num_seqs and not wants_drafts
+                    self._pending.add(context, may_wait=is_plain and self._copies is None)
                 if wants_drafts:
                     drafted = self._propose(batch, inputs, verified)
         if self._copies is not None:  # when nothing of this step writes to the pools any more
@@ -181,8 +192,16 @@ class ModelRunner:
         """Show `watcher` the float32 logits [R, vocab] of all later steps, as the model gives them."""
         self._watcher = watcher
 
+    @torch.inference_mode()
+    def settle(self) -> None:
+        """Finish what the steps so far have left to do in the caches, before anybody else uses them."""
+        if self._pending is not None:
+            self._pending.settle()
+
     def reset(self) -> None:
         """Forget the steps so far and their times, as if none had run."""
+        if self._pending is not None:
+            self._pending.clear()
         self._batch = self._output = self._copies = self._last = None
         self.timers.seconds.clear()
         self._caches.counters.reset()

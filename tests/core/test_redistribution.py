@@ -119,7 +119,7 @@ def test_rows_that_cannot_be(seqlens_q, message):
 def test_sequences_that_the_host_knows_keep_their_rows():
     """Behind a prefill of others, decoding sequences are not in the step in flight."""
     engine = make()
-    engine.set_step_times([(1, 1, 1.0), (3, 3, 1.0), (3, 9, 1.1), (3, 13, 99.0)])
+    engine.set_step_times([(1, 1, 0.2), (3, 3, 1.0), (3, 9, 1.1), (3, 13, 99.0)])
     engine.add(make_params(max_tokens=30), tokens_of(5))
     for _ in range(2):
         propose(engine, engine.schedule(), [[1.0] * 3])

@@ -83,7 +83,9 @@ def test_context_when_every_row_is_kept(length: int) -> None:
     assert_same_drafts(harness.propose([seq], [ANCHOR]), alone("v41-tiny", length), f"{length} rows")
     before = harness.caches.counters.window_records_written
     output, batch = harness.last_output, harness.last_batch
-    harness.drafter.store_context(output.features, output.feature_rows, batch, harness.caches)
+    harness.drafter.store_context(
+        harness.drafter.context(output.features, output.feature_rows, batch), harness.caches
+    )
     written = harness.caches.counters.window_records_written - before
     assert written == min(length, 128) * len(harness.drafter.stages)
 
@@ -253,7 +255,9 @@ def store_one(harness: DraftHarness, features: Tensor, position: int, slot: int)
         is_prefill=False,
     )
     with torch.inference_mode():
-        harness.drafter.store_context(features, torch.tensor([0]), batch, harness.caches)
+        harness.drafter.store_context(
+            harness.drafter.context(features, torch.tensor([0]), batch), harness.caches
+        )
 
 
 def test_block_may_run_past_the_longest_text() -> None:

@@ -73,7 +73,9 @@ class DraftHarness(ForwardHarness):
         logits = super().step(work, outputs, decode=decode, want_features=True)
         output = self.last_output
         with torch.inference_mode():
-            self.drafter.store_context(output.features, output.feature_rows, self.last_batch, self.caches)
+            self.drafter.store_context(
+                self.drafter.context(output.features, output.feature_rows, self.last_batch), self.caches
+            )
         return logits
 
     def propose(

@@ -29,7 +29,7 @@ from deepinfer.layers.embedding import Embedding
 from deepinfer.layers.linear import Linear
 from deepinfer.layers.norm import RMSNorm
 from deepinfer.layers.rotary import RotaryTable
-from deepinfer.models.base import Proposal
+from deepinfer.models.base import DraftContext, Proposal
 from deepinfer.models.deepseek_v41.config import DeepseekV41Config
 from deepinfer.models.deepseek_v41.hyper_connection import Streams
 from deepinfer.models.deepseek_v41.layer import Layer
@@ -104,32 +104,42 @@ class Drafter:
             rotary=model.rotary.plain,
         )
 
-    def store_context(self, features: Tensor, feature_rows: Tensor, batch: Batch, caches: Caches) -> None:
-        """Write the stages' window KV of the rows that have features. To be called after every forward.
+    def context(self, features: Tensor, feature_rows: Tensor, batch: Batch) -> DraftContext:
+        """The rows of a step that blocks will see.
 
         In a decode step these are all rows, before it is known which drafts survive. Of a prefill only rows
-        in the window of a sequence's first block are written.
+        in the window of a sequence's first block are taken.
 
         Args:
             features: [F, targets * hidden] and
             feature_rows: [F] int64, what the forward of `batch` handed out.
             batch: the step's inputs.
-            caches: the pools; sequences are found by their state slots.
         """
-        # Anchors of this step stand behind its rows, so this is the bound for `propose` as well.
-        self.rotary.reserve(batch.max_seqlen_k + self.block_size)
         positions = batch.positions.index_select(0, feature_rows)
         seqs = batch.row_seq.index_select(0, feature_rows)
         if batch.is_prefill:
             starts = (batch.total_lens - self.window).index_select(0, seqs)
             places = (positions >= starts).nonzero().squeeze(1)
             features, positions, seqs = (t.index_select(0, places) for t in (features, positions, seqs))
-        if positions.shape[0] == 0:
+        return DraftContext(features, positions, batch.state_slots.index_select(0, seqs), batch.max_seqlen_k)
+
+    def store_context(self, context: DraftContext, caches: Caches) -> None:
+        """Write the stages' window KV of rows that have features.
+
+        Every forward's rows have to be written before the next `propose`, those of one position in the order of
+        the forwards.
+
+        Args:
+            context: of one forward or several.
+            caches: the pools; sequences are found by their state slots.
+        """
+        # Anchors of the newest step stand behind its rows, so this is the bound for `propose` as well.
+        self.rotary.reserve(context.max_length + self.block_size)
+        if context.positions.shape[0] == 0:
             return
-        x = self.main_norm(self.main_proj(features, self.arithmetic))
-        slots = batch.state_slots.index_select(0, seqs).long()
-        rotation = self.rotary.rows(positions, self.rotary.num_positions)
-        records = ring_slot(slots, positions, self._ring(caches))
+        x = self.main_norm(self.main_proj(context.features, self.arithmetic))
+        rotation = self.rotary.rows(context.positions, self.rotary.num_positions)
+        records = ring_slot(context.state_slots.long(), context.positions, self._ring(caches))
         for stage in self.stages:
             attention = stage.attention
             kv = attention.kv_norm(attention.wkv(x, self.arithmetic))
