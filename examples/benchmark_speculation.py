@@ -3,11 +3,11 @@
     python examples/benchmark_speculation.py [--batch 1 4 16 64] [--modes MODE ...] [--temperature T]
                                              [--repeats N] [--threads N]
 
-Every mode answers the same requests, taken in turns from the questions, stories, prose and code beside the
-model, each to a length of its own, and has to give the same tokens. A round runs all modes in random order, so
-that a machine that slows down slows all of them; the ratio to no speculation is taken inside a round and given
-with its 95 % confidence interval over the rounds. Prefill is part of the time; a run before the first round is
-not. The output is a table in Markdown.
+Every mode answers the same requests, taken in turns from the questions, stories, prose and code beside
+the model, each to a length of its own, and has to give the same tokens. A round runs all modes in random
+order, so that a machine that slows down slows all of them; the ratio to no speculation is taken inside a
+round and given with its 95 % confidence interval over the rounds. Prefill is part of the time; a run before
+the first round is not. The output is a table in Markdown.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def run(llm: LLM, prompts: list[list[int]], params: list[SamplingParams]) -> tup
 def output_lengths(mean: int, count: int) -> list[int]:
     """Half to three halves of `mean`, in no order.
 
-    Requests that all end in one step would suit plain decoding, which then always has, and prefills, whole batches.
+    Requests that all end in one step would suit plain decoding, which then always runs whole batches.
     """
     steps = 16
     return [max(1, round(mean * (0.5 + (7 * row % (steps + 1)) / steps))) for row in range(count)]

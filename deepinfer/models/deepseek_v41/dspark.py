@@ -126,8 +126,8 @@ class Drafter:
     def store_context(self, context: DraftContext, caches: Caches) -> None:
         """Write the stages' window KV of rows that have features.
 
-        Every forward's rows have to be written before the next `propose`, those of one position in the order of
-        the forwards.
+        Every forward's rows have to be written before the next `propose`, those of one position in the order
+        of the forwards.
 
         Args:
             context: of one forward or several.
