@@ -12,7 +12,8 @@ from torch import Tensor
 from deepinfer.models.base import DraftContext, Drafter
 from deepinfer.runtime.caches import Caches
 
-MAX_STEPS = 8
+MAX_STEPS = 64
+MAX_ROWS = 512  # of all steps together
 
 
 class PendingContext:
@@ -34,7 +35,8 @@ class PendingContext:
     def add(self, context: DraftContext, may_wait: bool) -> None:
         """Take in the context of the newest step; with all that waits unless it `may_wait`."""
         self._steps.append(context)
-        if not may_wait or len(self._steps) >= MAX_STEPS:
+        num_rows = sum(step.positions.shape[0] for step in self._steps)
+        if not may_wait or len(self._steps) >= MAX_STEPS or num_rows >= MAX_ROWS:
             self.settle()
 
     def settle(self) -> None:

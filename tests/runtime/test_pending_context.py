@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from deepinfer.models.base import DraftContext
-from deepinfer.runtime.pending_context import MAX_STEPS, PendingContext
+from deepinfer.runtime.pending_context import MAX_ROWS, MAX_STEPS, PendingContext
 
 
 class Rings:
@@ -46,6 +46,17 @@ def test_waiting_steps_are_taken_in_together(count):
     pending.settle()
     assert rings.records == expected(range(count), [3, 5])
     assert len(rings.calls) == -(-count // MAX_STEPS)
+
+
+@pytest.mark.parametrize("width", [MAX_ROWS // 4, MAX_ROWS // 4 + 1, MAX_ROWS, 2 * MAX_ROWS])
+def test_rows_are_bounded(width):
+    rings = Rings()
+    pending = PendingContext(rings, None)
+    for position in range(4):
+        pending.add(step(position, list(range(1, width + 1))), may_wait=True)
+        assert sum(rings.calls) > (position + 1) * width - MAX_ROWS
+    pending.settle()
+    assert rings.records == expected(range(4), list(range(1, width + 1)))
 
 
 def test_a_step_that_cannot_wait_brings_the_others_along():
