@@ -216,6 +216,36 @@ class Settings:
         _number(1.0),
         "State slots = int(max_num_seqs * ratio) + 1.",
     )
+    grammar_processes: int = env(
+        "DEEPINFER_SO_BUILDER_CPUS",
+        4,
+        _integer(1),
+        "Grammars that are compiled at once, each in a process of its own; at most one for each CPU.",
+    )
+    grammar_timeout_s: int = env(
+        "DEEPINFER_XGRAMMAR_TIMEOUT",
+        20,
+        _integer(1),
+        "Seconds that a grammar may take to compile; then its request ends with an error.",
+    )
+    grammar_memory_bytes: int = env(
+        "DEEPINFER_XGRAMMAR_MEMORY_LIMIT_BYTES",
+        2 << 30,
+        _integer(1 << 20),
+        "Memory that compiling a grammar may take; then its request ends with an error.",
+    )
+    grammar_cache_bytes: int = env(
+        "DEEPINFER_XGRAMMAR_CACHE_LIMIT_BYTES",
+        10 << 30,
+        ANY_INTEGER,
+        "Most bytes of compiled grammars that are kept for later requests; <= 0 keeps all.",
+    )
+    disable_grammar_cache: bool = env(
+        "DEEPINFER_XGRAMMAR_DISABLE_CACHE",
+        False,
+        BOOLEAN,
+        "Keep no compiled grammars.",
+    )
     logging_interval_steps: int = env(
         "DEEPINFER_LOGGING_INTERVAL_STEP",
         100,
@@ -314,10 +344,7 @@ WITHOUT_EFFECT: dict[str, str] = {
         "the KV store keeps what the prefix cache does",
         "PREFILL_STORE_EXTRA_STATE PREFILL_STORE_EXTRA_SIZE",
     ),
-    **_without_effect(
-        "there is no structured output",
-        "XGRAMMAR_DEBUG XGRAMMAR_TIMEOUT XGRAMMAR_DISABLE_CACHE XGRAMMAR_CACHE_LIMIT_BYTES SO_BUILDER_CPUS",
-    ),
+    **_without_effect("a request's error says what its grammar failed at", "XGRAMMAR_DEBUG"),
     **_without_effect(
         "there is no image input",
         "USE_MULTIMODAL_POOL MULTIMODAL_POOL_SIZE_GB MULTI_MODAL_BUFFER_SIZE MULTI_MODAL_WORKER_TIMEOUT",

@@ -32,7 +32,7 @@ CommitArrays as_arrays(CommitResult&& result) {
 CommitArrays commit(EngineCore& core, const StepPlan& plan, const py::object& tokens,
                     const py::object& num_emitted, const py::object& logprobs, const py::object& ranks,
                     const py::object& top_ids, const py::object& top_logprobs, const py::object& faults,
-                    const py::object& drafts, const py::object& confidences) {
+                    const py::object& ends, const py::object& drafts, const py::object& confidences) {
     if (tokens.is_none()) throw std::invalid_argument("tokens is missing");
     StepOutcome outcome;
     outcome.tokens = to_span<int32_t>(tokens, "tokens");
@@ -43,6 +43,7 @@ CommitArrays commit(EngineCore& core, const StepPlan& plan, const py::object& to
     outcome.top_logprobs = to_span<float>(top_logprobs, "top_logprobs", 2);
     outcome.top_width = num_columns(top_ids);
     outcome.faults = to_span<uint8_t>(faults, "faults");
+    outcome.ends = to_span<uint8_t>(ends, "ends");
     outcome.drafts = to_span<int32_t>(drafts, "drafts", 2);
     outcome.confidences = to_span<float>(confidences, "confidences", 2);
     outcome.draft_width = num_columns(drafts);
@@ -214,12 +215,12 @@ void bind_scheduler(py::module_& module, EngineClass& engine) {
             "(int64 [n] ids, uint8 [n] reasons) of the sequences that schedule() has ended.")
         .def("commit", &commit, py::arg("plan"), py::arg("tokens"), py::arg("num_emitted") = none,
              py::arg("logprobs") = none, py::arg("ranks") = none, py::arg("top_ids") = none,
-             py::arg("top_logprobs") = none, py::arg("faults") = none, py::arg("drafts") = none,
-             py::arg("confidences") = none,
+             py::arg("top_logprobs") = none, py::arg("faults") = none, py::arg("ends") = none,
+             py::arg("drafts") = none, py::arg("confidences") = none,
              "Applies the results of the oldest plan in flight: tokens int32 [R], num_emitted int32 [S], "
              "logprobs float32 [R], "
-             "ranks int32 [R], top_ids int32 [R, K], top_logprobs float32 [R, K], faults uint8 [R], drafts "
-             "int32 [S, k], "
+             "ranks int32 [R], top_ids int32 [R, K], top_logprobs float32 [R, K], faults uint8 [R], ends "
+             "uint8 [R] (1: the row's token ends its sequence), drafts int32 [S, k], "
              "confidences float32 [S, k].")
         .def("discard_in_flight", &EngineCore::discard_in_flight, Unlocked(),
              "Forgets all plans in flight; their sequences are recomputed. Returns the number of plans.")

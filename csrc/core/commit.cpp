@@ -195,7 +195,8 @@ private:
                 sequence.metrics.first_token = now_;
                 result_.first_token_latencies.push_back(now_ - sequence.metrics.arrival);
             }
-            const FinishReason reason = stop_test(sequence, token);
+            const bool ends = !outcome_.ends.empty() && outcome_.ends[row + j] != 0;
+            const FinishReason reason = ends ? FinishReason::kStop : stop_test(sequence, token);
             if (reason != FinishReason::kNone) {
                 if (reason == FinishReason::kStop) sequence.stop_token = token;
                 end(sequence, reason, ErrorKind::kNone);
@@ -267,6 +268,7 @@ void check_outcome(const StepPlan& plan, const StepOutcome& outcome, int32_t voc
     require_size("logprobs", outcome.logprobs.size(), plan.num_outputs, "output rows");
     require_size("ranks", outcome.ranks.size(), plan.num_outputs, "output rows");
     require_size("faults", outcome.faults.size(), plan.num_outputs, "output rows");
+    require_size("ends", outcome.ends.size(), plan.num_outputs, "output rows");
     require_size("top_ids", outcome.top_ids.size(), int64_t{plan.num_outputs} * outcome.top_width,
                  "output rows times k");
     require_size("top_logprobs", outcome.top_logprobs.size(), int64_t{plan.num_outputs} * outcome.top_width,

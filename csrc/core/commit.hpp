@@ -21,6 +21,7 @@ struct StepOutcome {
     std::span<const float> top_logprobs;  // [R, top_width]
     int32_t top_width = 0;
     std::span<const uint8_t> faults;     // [R] an ErrorKind
+    std::span<const uint8_t> ends;       // [R] 1: the row's token ends its sequence with kStop, whatever else
     std::span<const int32_t> drafts;     // [S, draft_width] proposed after this step; -1 ends a row
     std::span<const float> confidences;  // [S, draft_width]
     int32_t draft_width = 0;

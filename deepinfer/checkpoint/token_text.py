@@ -64,6 +64,22 @@ class TokenTable:
             )
         return WindowStream(self._tokenizer, skip_special_tokens, self._special_ids)
 
+    def token_bytes(self) -> list[bytes]:
+        """The bytes that each token adds to an output; empty for special tokens and ids without a token.
+
+        Raises:
+            ValueError: this tokenizer's tokens have no bytes of their own.
+        """
+        if self._is_byte_level:
+            return list(self._visible_bytes)
+        if self._is_byte_fallback:
+            pieces = self._visible_pieces
+            return [bytes([each]) if isinstance(each, int) else each.encode() for each in pieces]
+        names = ", ".join(step["type"] for step in self._steps) or "no decoder"
+        raise ValueError(
+            f"tokens have no bytes of their own: the decoder is {names}; byte level and byte fallback work"
+        )
+
     def token_text(self, token_id: int) -> str:
         """The text of one token alone; bytes that are no text show as replacement characters."""
         return self._tokenizer.decode([token_id], skip_special_tokens=False)

@@ -51,16 +51,33 @@ class OutputAssembler:
         """Requests whose result has not been returned."""
         return len(self._states)
 
-    def add(self, request: Request, *, stream: bool) -> list[int]:
+    def check_id(self, request_id: str) -> None:
+        """Raise ValueError when a request of this id has not ended."""
+        if request_id in self._states:
+            raise ValueError(f"request id {request_id!r} is still running: choose another")
+
+    def add(
+        self,
+        request: Request,
+        *,
+        stream: bool,
+        arrival_time: float | None = None,
+        arrival: float | None = None,
+    ) -> list[int]:
         """Queue a request's sequences; returns their ids.
+
+        Args:
+            arrival_time: of the request, Unix seconds; now when None.
+            arrival: the same, monotonic seconds.
 
         Raises:
             ValueError: the id is in use, or the core says that it can never fit; nothing was queued.
         """
-        if request.request_id in self._states:
-            raise ValueError(f"request id {request.request_id!r} is still running: choose another")
-        state = RequestState(request, stream, time.time())
+        self.check_id(request.request_id)
+        state = RequestState(request, stream, time.time() if arrival_time is None else arrival_time)
         params = [self._sequence_params(request, index, stream) for index in range(request.params.n)]
+        for each in params:
+            each.arrival_time = arrival
         seq_ids: list[int] = []
         try:
             # One call, so that no interrupt falls between a sequence's start and the keeping of its id.
@@ -88,8 +105,7 @@ class OutputAssembler:
         Raises:
             ValueError: as `add`, or its parts contradict each other.
         """
-        if request.request_id in self._states:
-            raise ValueError(f"request id {request.request_id!r} is still running: choose another")
+        self.check_id(request.request_id)
         state = RequestState(request, stream, arrival_time)
         params = self._sequence_params(request, 0, stream)
         params.arrival_time = arrival

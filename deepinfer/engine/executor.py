@@ -19,6 +19,7 @@ from deepinfer.runtime.async_batch import Remap
 from deepinfer.runtime.batch import Batch, CacheCopies
 from deepinfer.runtime.model_runner import ModelRunner, StepResult
 from deepinfer.sampling.inputs import SamplingInputs
+from deepinfer.structured_output.step import StepGrammars
 
 
 class Executor:
@@ -68,7 +69,9 @@ class Executor:
         self._forward = self._launch(run)
         return prepared
 
-    def sample(self, inputs: SamplingInputs, wants_drafts: bool) -> Future[StepResult]:
+    def sample(
+        self, inputs: SamplingInputs, wants_drafts: bool, grammars: StepGrammars | None = None
+    ) -> Future[StepResult]:
         """Queue the sampling of the step whose `forward` was queued last."""
         forward, self._forward = self._forward, None
         assert forward is not None, "sample without forward"
@@ -76,7 +79,7 @@ class Executor:
         def run() -> StepResult:
             forward.result()
             start = time.perf_counter()
-            result = self._runner.sample(inputs, wants_drafts)
+            result = self._runner.sample(inputs, wants_drafts, grammars)
             seconds = self.busy_seconds - self._step_start + time.perf_counter() - start
             return dataclasses.replace(result, device_ms=1e3 * seconds)
 

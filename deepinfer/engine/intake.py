@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ import numpy as np
 from deepinfer.outputs import CompletionOutput, RequestError, RequestMetrics, RequestOutput
 from deepinfer.sampling.seeds import fresh_seed, sample_seed
 from deepinfer.sampling_params import SamplingParams
+from deepinfer.structured_output.request import GrammarSpec
 
 if TYPE_CHECKING:
     from deepinfer.checkpoint.tokenizer import Tokenizer
@@ -83,6 +85,7 @@ class Request:
     max_tokens: int  # most output tokens of a sample
     seeds: tuple[int, ...]  # one uint64 per sample
     is_ratio: bool  # drafts are tested by the ratio of probabilities
+    grammar: GrammarSpec | None = None  # what the output has to follow, ready to be compiled
 
 
 class Intake:
@@ -133,7 +136,23 @@ class Intake:
             max_tokens=max_tokens,
             seeds=tuple(sample_seed(seed, index) for index in range(params.n)),
             is_ratio=(params.verification or self._verification) == "ratio",
+            grammar=self._grammar(params),
         )
+
+    def _grammar(self, params: SamplingParams) -> GrammarSpec | None:
+        """What the output has to follow; a schema in the form that is compiled."""
+        spec = params.grammar
+        if spec is None:
+            return None
+        if importlib.util.find_spec("xgrammar") is None:
+            raise InvalidRequestError(
+                "invalid_request",
+                "structured output needs the package xgrammar: install deepinfer[structured]",
+            )
+        bound = () if spec.bound_token_id is None else (spec.bound_token_id,)
+        self._check_vocab("trigger_token_ids", np.asarray(spec.trigger_token_ids, dtype=np.int64))
+        self._check_vocab("bound_token_id", np.asarray(bound, dtype=np.int64))
+        return spec
 
     def _token_ids(self, prompt: Prompt) -> np.ndarray:
         if prompt.error is not None:
@@ -182,11 +201,6 @@ class Intake:
         if params.n > MAX_COMPLETIONS:
             raise InvalidRequestError(
                 "invalid_request", f"n is {params.n}: a request can have {MAX_COMPLETIONS} completions"
-            )
-        if params.has_structured_output:
-            raise InvalidRequestError(
-                "invalid_request",
-                "structured output is not supported yet: leave so_args and structured_outputs out",
             )
         for name in ("stop_token_ids", "allowed_token_ids", "golden_token_ids"):
             values = getattr(params, name)

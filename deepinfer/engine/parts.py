@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import platform
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +15,7 @@ import torch
 
 from deepinfer import __version__, native
 from deepinfer.checkpoint.loader import Checkpoint, load_model, load_tokenizer, open_checkpoint
+from deepinfer.checkpoint.token_text import TokenTable
 from deepinfer.checkpoint.tokenizer import Tokenizer
 from deepinfer.config import Arithmetic, CacheConfig, ReplayConfig, SchedulerConfig
 from deepinfer.engine.arg_utils import BLOCK_SIZE, EngineArgs
@@ -35,6 +38,7 @@ from deepinfer.runtime.synthetic_step import SyntheticSteps
 from deepinfer.sampling.confidence import resolve_confidence_scale
 from deepinfer.sampling.sampler import Sampler
 from deepinfer.settings import Settings
+from deepinfer.structured_output.grammar import Vocabulary
 from deepinfer.utils.logging import get_logger
 
 logger = get_logger(__name__)
@@ -55,6 +59,7 @@ class EngineParts:
         builder: turns the core's plans into the runner's inputs.
         memory_plan: what was allocated, and why.
         identity: who can use this engine's bytes and how they are laid out, if anybody is to.
+        vocabulary: makes what tokens stand for, for grammars.
         prefixes: the KV store as this engine uses it, if there is one.
         owns_store: the store is closed with the engine.
     """
@@ -74,6 +79,7 @@ class EngineParts:
     identity: tuple[Identity, EntryLayout] | None
     prefixes: PrefixStore | None
     owns_store: bool
+    vocabulary: Callable[[], Vocabulary]
 
 
 def build_parts(args: EngineArgs, settings: Settings) -> EngineParts:
@@ -132,6 +138,7 @@ def build_parts(args: EngineArgs, settings: Settings) -> EngineParts:
         ngram_vocab = NgramVocab(
             torch.from_numpy(fold.token_map).to(device), is_barrier.to(device), fold.pad_id
         )
+    banned_ids = _banned_ids(tokenizer, settings, spec)
     caches = Caches(layout, cache.num_blocks, cache.num_state_slots, device)
     runner = ModelRunner(
         model,
@@ -139,7 +146,7 @@ def build_parts(args: EngineArgs, settings: Settings) -> EngineParts:
         caches,
         Sampler(
             spec.vocab_size,
-            banned_token_ids=_banned_ids(tokenizer, settings, spec),
+            banned_token_ids=banned_ids,
             force_top_k=settings.sampler_force_topk,
             logprobs_mode=args.logprobs_mode,
             device=device,
@@ -179,7 +186,17 @@ def build_parts(args: EngineArgs, settings: Settings) -> EngineParts:
         identity=identity,
         prefixes=prefixes,
         owns_store=owns_store,
+        vocabulary=functools.partial(_vocabulary, tokenizer, spec.vocab_size, banned_ids),
     )
+
+
+def _vocabulary(tokenizer: Tokenizer, size: int, banned_ids: list[int]) -> Vocabulary:
+    """What tokens stand for; those that are never sampled for nothing."""
+    tokens = TokenTable(tokenizer.backend).token_bytes()
+    for token_id in banned_ids:
+        if token_id < len(tokens):
+            tokens[token_id] = b""
+    return Vocabulary(tokens, size, tokenizer.eos_token_id)
 
 
 def _step_time_key(

@@ -26,7 +26,11 @@ if TYPE_CHECKING:
 
 _ERRORS = {
     "NUMERICS": (ErrorKind.NUMERICS, "the model's logits are NaN or infinite for this request"),
-    "MASKED": (ErrorKind.NO_TOKEN, "bans, allowed_token_ids and logit_bias leave no token to sample"),
+    "MASKED": (
+        ErrorKind.NO_TOKEN,
+        "bans, allowed_token_ids, logit_bias and grammar leave no token",
+    ),
+    "GRAMMAR": (ErrorKind.GRAMMAR, "the output cannot follow its grammar"),
     "PREEMPTED": (ErrorKind.PREEMPTED, "evicted for lack of cache blocks (stop_preempted_request=True)"),
 }
 _REASONS = {

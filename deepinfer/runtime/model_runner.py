@@ -21,6 +21,7 @@ from deepinfer.sampling.inputs import SamplingInputs
 from deepinfer.sampling.ratio import DraftScores, RatioVerifier
 from deepinfer.sampling.sampler import Sampler, SampleResult
 from deepinfer.sampling.verify import drafts_that_stand, leading_run
+from deepinfer.structured_output.step import StepGrammars
 from deepinfer.utils.timer import Timers
 
 # Bytes of float32 logits that a step holds at once; rows beyond are sampled in slices.
@@ -41,6 +42,7 @@ class StepResult:
     drafts: np.ndarray | None = None  # [S, k] int32
     confidences: np.ndarray | None = None  # [S, k] float32
     confidence_logits: np.ndarray | None = None  # [S, k] float32 raw, where the runner keeps them
+    ends: np.ndarray | None = None  # [R] uint8, 1 where the row's token ends its sequence's grammar
     device_ms: float = 0.0  # time that the device worked on the step
 
     def as_arrays(self) -> dict[str, np.ndarray | None]:
@@ -53,6 +55,7 @@ class StepResult:
             "top_ids": self.top_ids,
             "top_logprobs": self.top_logprobs,
             "faults": self.faults,
+            "ends": self.ends,
             "drafts": self.drafts,
             "confidences": self.confidences,
         }
@@ -147,18 +150,29 @@ class ModelRunner:
             self._output = self._model.forward(batch, self._caches, want_features=self._drafter is not None)
 
     @torch.inference_mode()
-    def sample(self, inputs: SamplingInputs, wants_drafts: bool = True) -> StepResult:
+    def sample(
+        self, inputs: SamplingInputs, wants_drafts: bool = True, grammars: StepGrammars | None = None
+    ) -> StepResult:
         """Choose the tokens of the step whose `forward` ran last, verify its drafts and propose new ones.
 
         Args:
             inputs: parameters of the output rows.
             wants_drafts: False proposes none; the drafter's caches are kept up all the same, if later.
+            grammars: of the sequences with structured output; None when there is none.
         """
         batch, output = self._batch, self._output
         assert batch is not None and output is not None, "sample without forward"
         with self.timers.timed("sample"):
+            ends = None
+            if grammars is not None:
+                inputs = grammars.mask(inputs)
             chosen = self._choose(output.hidden_states, inputs, self._ratio_verifier(batch, inputs))
+            if grammars is not None:
+                faults, ends = grammars.judge(chosen.token_ids, chosen.faults)
+                chosen = dataclasses.replace(chosen, faults=faults)
             verified = self._verify(batch, chosen, inputs)
+            if grammars is not None:
+                grammars.advance(verified.emitted, verified.num_emitted)
         drafted = _Drafted(None, None, None)
         if self._drafter is not None:
             with self.timers.timed("draft"):
@@ -169,7 +183,7 @@ class ModelRunner:
                     is_plain = batch.num_rows == batch.num_seqs and not wants_drafts
                     self._pending.add(context, may_wait=is_plain and self._copies is None)
                 if wants_drafts:
-                    drafted = self._propose(batch, inputs, verified)
+                    drafted = self._propose(batch, inputs, verified, grammars)
         if self._copies is not None:  # when nothing of this step writes to the pools any more
             self._caches.copy_slots(self._copies.states)
             self._caches.copy_blocks(self._copies.blocks)
@@ -186,6 +200,7 @@ class ModelRunner:
             drafts=_host(drafted.tokens),
             confidences=_host(drafted.confidences),
             confidence_logits=_host(drafted.logits) if self.keeps_confidence_logits else None,
+            ends=ends,
         )
 
     def watch_logits(self, watcher: Callable[[Tensor], None]) -> None:
@@ -254,7 +269,9 @@ class ModelRunner:
         emitted = torch.where(place <= run[:, None], chosen.token_ids[rows.long()], 0)
         return _Verified(emitted, run + 1, first + run)
 
-    def _propose(self, batch: Batch, inputs: SamplingInputs, verified: _Verified) -> _Drafted:
+    def _propose(
+        self, batch: Batch, inputs: SamplingInputs, verified: _Verified, grammars: StepGrammars | None
+    ) -> _Drafted:
         """The next step's drafts."""
         num_seqs, width = batch.num_seqs, self._num_draft_tokens
         drafts = batch.input_ids.new_zeros(num_seqs, width)
@@ -275,6 +292,7 @@ class ModelRunner:
             inputs.token_index[final],
             batch.state_slots[seqs],
             self.draft_scores if inputs.host["is_ratio"].any() else None,
+            None if grammars is None else grammars.drafting(np.arange(num_seqs)[host_seqs], inputs.device),
         )
         last = (verified.num_emitted[seqs] - 1).clamp(min=0).long()
         proposal = self._drafter.propose(

@@ -10,16 +10,27 @@ never wrong, and nothing has to be read back from the device.
 from __future__ import annotations
 
 import dataclasses
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from deepinfer.sampling.draw import gumbel_argmax
-from deepinfer.sampling.inputs import SamplingInputs
+from deepinfer.sampling.inputs import SamplingInputs, TokenMasks
 from deepinfer.sampling.philox import draft_domain
 from deepinfer.sampling.ratio import DraftScores
 from deepinfer.sampling.sampler import Sampler
+
+
+class DraftGrammars(Protocol):
+    """What the grammars of some of the n sequences say about their drafts."""
+
+    def masks(self, step: int) -> TokenMasks | None:
+        """Of draft `step`, once the drafts before it are chosen."""
+
+    def chose(self, step: int, tokens: Tensor) -> None:
+        """[n] int32: what was chosen."""
 
 
 class DraftChooser:
@@ -32,6 +43,7 @@ class DraftChooser:
         anchor_index: [n] int64 on the device: absolute index of the token that each sequence chose last.
         slots: [n] state slots, by which
         scores: keeps what ratio requests' drafts are drawn from; None when there is no such request.
+        grammars: of requests with structured output; None when there is no such request.
     """
 
     def __init__(
@@ -42,16 +54,26 @@ class DraftChooser:
         anchor_index: Tensor,
         slots: Tensor,
         scores: DraftScores | None,
+        grammars: DraftGrammars | None = None,
     ) -> None:
         self._sampler = sampler
         self._inputs = _first_rows_only(inputs, first_rows)
         self._anchor_index = anchor_index
         self._slots = slots
         self._scores = scores
+        self._grammars = grammars
 
     def __call__(self, step: int, logits: Tensor) -> Tensor:
         """[n, V] float32 logits of draft `step` (0, 1, ...) -> [n] int32 tokens."""
         inputs = dataclasses.replace(self._inputs, token_index=self._anchor_index + (1 + step))
+        if self._grammars is None:
+            return self._choose(step, logits, inputs)
+        inputs = inputs.with_masks(self._grammars.masks(step))
+        tokens = self._choose(step, logits, inputs)
+        self._grammars.chose(step, tokens)
+        return tokens
+
+    def _choose(self, step: int, logits: Tensor, inputs: SamplingInputs) -> Tensor:
         if self._scores is None:
             return self._sampler.sample(logits, inputs).token_ids
 

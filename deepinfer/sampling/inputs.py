@@ -9,7 +9,7 @@ the host's copy of the arrays, so a device never has to answer them.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +22,7 @@ _TRIPLETS = (
     ("bias_rows", "bias_tokens", "bias_values"),
     ("ban_rows", "ban_tokens"),
 )
+_OTHERS = ("host", "masks")  # fields that are no array of the core
 _DENSE = (
     "seeds",
     "token_index",
@@ -37,6 +38,37 @@ _DENSE = (
     "draft_ids",
     "is_ratio",
 )
+
+
+@dataclass(frozen=True)
+class TokenMasks:
+    """Which tokens some rows may choose; a row without one may choose all.
+
+    Attributes:
+        rows: [M] int32, ascending.
+        words: [M, ceil(V / 32)] int32; bit v % 32 of word v // 32 allows token v.
+        host_rows: the same rows on the host.
+    """
+
+    rows: Tensor
+    words: Tensor
+    host_rows: np.ndarray
+
+    @classmethod
+    def of(cls, masks: Mapping[int, np.ndarray], device: torch.device) -> TokenMasks | None:
+        """From the words of each row, in ascending order of rows; None without any."""
+        if not masks:
+            return None
+        rows = np.fromiter(masks, dtype=np.int32)
+        words = torch.from_numpy(np.stack(list(masks.values())))
+        return cls(torch.from_numpy(rows).to(device), words.to(device), rows)
+
+    def slice(self, start: int, stop: int) -> TokenMasks | None:
+        """Those of the rows start ... stop - 1, renumbered from 0."""
+        low, high = np.searchsorted(self.host_rows, (start, stop))
+        if low == high:
+            return None
+        return TokenMasks(self.rows[low:high] - start, self.words[low:high], self.host_rows[low:high] - start)
 
 
 @dataclass(frozen=True)
@@ -75,6 +107,7 @@ class SamplingInputs:
     allowed_tokens: Tensor  # [M] int32
 
     host: Mapping[str, np.ndarray]  # the same arrays on the host
+    masks: TokenMasks | None = None  # of rows that follow a grammar
 
     @classmethod
     def from_host(
@@ -86,7 +119,7 @@ class SamplingInputs:
             host: every tensor field by name, in host memory.
             device: the same arrays on the device that samples; the host's own when None.
         """
-        names = [f.name for f in dataclasses.fields(cls) if f.name != "host"]
+        names = [f.name for f in dataclasses.fields(cls) if f.name not in _OTHERS]
         arrays = {name: host[name].numpy() for name in names}
         tensors = host if device is None else device
         return cls(**{name: tensors[name] for name in names}, host=arrays)
@@ -130,10 +163,24 @@ class SamplingInputs:
         take("allowed_tokens", first, last)
         host["row_offsets"] = np.clip(self.host["row_offsets"], start, stop) - np.int32(start)
         device["row_offsets"] = self.row_offsets.clamp(start, stop) - start
-        return SamplingInputs(**device, host=host)
+        masks = None if self.masks is None else self.masks.slice(start, stop)
+        return SamplingInputs(**device, host=host, masks=masks)
+
+    def with_masks(self, masks: TokenMasks | None) -> SamplingInputs:
+        """The same under other masks."""
+        return dataclasses.replace(self, masks=masks)
+
+    def without_bans(self, rows: Collection[int]) -> SamplingInputs:
+        """The same, but that some rows ban no token."""
+        kept = np.flatnonzero(~np.isin(self.host["ban_rows"], list(rows)))
+        host = {**self.host, **{name: self.host[name][kept] for name in ("ban_rows", "ban_tokens")}}
+        index = torch.from_numpy(kept).to(self.device)
+        return dataclasses.replace(
+            self, ban_rows=self.ban_rows[index], ban_tokens=self.ban_tokens[index], host=host
+        )
 
     def take(self, rows: np.ndarray) -> SamplingInputs:
-        """One row of each of some sequences, renumbered from 0; every sequence then has one row.
+        """One row of each of some sequences, renumbered from 0, so that every sequence has one row; no masks.
 
         Args:
             rows: [n] int64 on the host, ascending and distinct.

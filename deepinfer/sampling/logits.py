@@ -11,6 +11,7 @@ from torch import Tensor
 
 from deepinfer.ops.cpu import context
 from deepinfer.sampling.inputs import SamplingInputs
+from tilelang_ops.sampling import apply_token_bitmask
 
 
 def edit_logits(logits: Tensor, inputs: SamplingInputs, banned: Tensor | None = None) -> Tensor:
@@ -25,7 +26,7 @@ def edit_logits(logits: Tensor, inputs: SamplingInputs, banned: Tensor | None = 
         [R, V] float32: `logits` itself when there is nothing to do, else a changed copy.
     """
     sparse = (inputs.penalty_rows, inputs.bias_rows, inputs.allowed_rows, inputs.ban_rows)
-    if banned is None and not any(rows.shape[0] for rows in sparse):
+    if banned is None and inputs.masks is None and not any(rows.shape[0] for rows in sparse):
         return logits
     edited = logits.clone() if banned is None else logits.masked_fill(banned, -torch.inf)
     if inputs.penalty_rows.shape[0]:
@@ -37,6 +38,8 @@ def edit_logits(logits: Tensor, inputs: SamplingInputs, banned: Tensor | None = 
         _apply_allowed(edited, inputs)
     if inputs.ban_rows.shape[0]:
         edited[inputs.ban_rows.long(), inputs.ban_tokens.long()] = -torch.inf
+    if inputs.masks is not None:
+        apply_token_bitmask(edited, inputs.masks.words, inputs.masks.rows)
     return edited
 
 

@@ -26,6 +26,7 @@ class Fault(IntEnum):
     NONE = 0
     NUMERICS = 1  # NaN, +inf or nothing but -inf came from the model
     NO_TOKEN = 2  # masks forbid every token
+    GRAMMAR = 3  # its grammar cannot go on
 
 
 @dataclass(frozen=True)

@@ -135,3 +135,34 @@ def test_limits_count_outputs_across_preemption(field, value):
     engine.preempt(seq_id)
     feed(engine, [EOS if field == "min_tokens" else 7] * 5)
     assert engine.num_output_tokens(seq_id) == 3
+
+
+@pytest.mark.parametrize("fields", [{}, {"ignore_eos": True}, {"min_tokens": 9}, {"stop_token_ids": [9]}])
+def test_rows_that_end_their_sequence(fields):
+    """A complete grammar ends it, whatever its own conditions say; accepted rows behind do not count."""
+    engine = make_engine(num_draft_tokens=3)
+    seq_id = add(engine, **fields)
+    ends = np.zeros(1, np.uint8)
+    commit_token(engine, engine.schedule(), ends=ends, drafts=np.array([[7, EOS, 8]], np.int32))
+    plan = engine.schedule()
+    tokens = np.array([7, EOS, 8, 5], np.int32)
+    ends = np.array([0, 1, 0, 0], np.uint8)
+    result = engine.commit(plan, tokens, num_emitted=np.array([4], np.int32), ends=ends)
+    assert result.finished_ids.tolist() == [seq_id] and result.num_tokens == 2
+    assert engine.output_token_ids(seq_id).tolist() == [7, 7, EOS]
+    assert engine.finish_reason(seq_id) == STOP and engine.stop_token(seq_id) == EOS
+    engine.check_integrity()
+
+
+def test_a_last_row_may_end_at_the_length_too():
+    engine = make_engine()
+    seq_id = add(engine, max_tokens=1)
+    commit_token(engine, engine.schedule(), token=EOS, ends=np.ones(1, np.uint8))
+    assert engine.finish_reason(seq_id) == STOP
+
+
+def test_ends_of_another_shape_are_refused():
+    engine = make_engine()
+    add(engine)
+    with pytest.raises(ValueError, match="ends has 2 elements, the plan has 1"):
+        commit_token(engine, engine.schedule(), ends=np.ones(2, np.uint8))

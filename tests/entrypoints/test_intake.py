@@ -65,8 +65,21 @@ BAD_PARAMS = {
     "bias": ({"logit_bias": {VOCAB: 1.0}}, r"logit_bias\[0\] is 4096"),
     "eos": ({"eos_id": VOCAB}, r"eos_id\[0\] is 4096"),
     "too many samples": ({"n": 70000}, "n is 70000: a request can have 65536"),
-    "so_args": ({"so_args": {"schema_type": "json", "schema": "{}"}}, "structured output is not supported"),
-    "structured_outputs": ({"structured_outputs": {"json": "{}"}}, "structured output is not supported"),
+    "trigger": (
+        {"so_args": {"schema_type": "json", "schema": "{}", "trigger_token_ids": [7, VOCAB]}},
+        r"trigger_token_ids\[1\] is 4096",
+    ),
+    "bound": (
+        {
+            "so_args": {
+                "schema_type": "regex",
+                "schema": "a",
+                "trigger_token_ids": [7],
+                "bound_token_id": VOCAB + 1,
+            }
+        },
+        r"bound_token_id\[0\] is 4097",
+    ),
 }
 
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from deepinfer.sampling.inputs import SamplingInputs
+from deepinfer.sampling.inputs import SamplingInputs, TokenMasks
 from tests.sampling.rows import Row, make_inputs
 from tests.sampling.test_sampler import random_rows
 from tests.support.compare import assert_same_bits
 
-TENSORS = [f.name for f in dataclasses.fields(SamplingInputs) if f.name != "host"]
+TENSORS = [f.name for f in dataclasses.fields(SamplingInputs) if f.name not in ("host", "masks")]
 
 
 @pytest.mark.parametrize(("start", "stop"), [(0, 40), (0, 1), (39, 40), (7, 23), (0, 0), (40, 40), (12, 12)])
@@ -45,6 +45,35 @@ def test_taken_rows_are_the_record_of_those_rows(chosen):
     for name in TENSORS:
         assert_same_bits(getattr(taken, name), getattr(alone, name), name)
         assert_same_bits(torch.from_numpy(taken.host[name]), getattr(alone, name), name)
+
+
+def masked(rows: dict[int, list[int]]) -> SamplingInputs:
+    """Forty rows, some of them with a mask of two words."""
+    masks = {row: np.array(words, dtype=np.int32) for row, words in rows.items()}
+    return make_inputs(random_rows(40, 50)).with_masks(TokenMasks.of(masks, torch.device("cpu")))
+
+
+def test_masks_go_with_their_rows():
+    inputs = masked({3: [1, 2], 9: [3, 4], 10: [5, 6], 39: [7, 8]})
+    part = inputs.slice(9, 20).masks
+    assert part.rows.tolist() == part.host_rows.tolist() == [0, 1] and part.words.tolist() == [[3, 4], [5, 6]]
+    assert inputs.slice(9, 20).slice(1, 11).masks.rows.tolist() == [0]
+    assert inputs.slice(11, 39).masks is None and inputs.slice(0, 40).masks.rows.tolist() == [3, 9, 10, 39]
+    assert inputs.take(np.array([3, 9])).masks is None
+    assert masked({}).masks is None
+
+
+def test_bans_of_some_rows_can_be_lifted():
+    inputs = make_inputs(random_rows(40, 50))
+    bans = list(zip(inputs.ban_rows.tolist(), inputs.ban_tokens.tolist()))
+    lifted = {row for row, _ in bans[: len(bans) // 2]}
+    assert lifted and lifted != {row for row, _ in bans}
+    kept = inputs.without_bans(lifted)
+    assert list(zip(kept.ban_rows.tolist(), kept.ban_tokens.tolist())) == [
+        ban for ban in bans if ban[0] not in lifted
+    ]
+    assert_same_bits(torch.from_numpy(kept.host["ban_rows"]), kept.ban_rows)
+    assert_same_bits(torch.from_numpy(kept.host["ban_tokens"]), kept.ban_tokens)
 
 
 def test_row_offsets_of_a_slice():

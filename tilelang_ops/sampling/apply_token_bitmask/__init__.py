@@ -1,0 +1,1 @@
+"""Operator `apply_token_bitmask`: see op.py for its meaning."""
