@@ -14,6 +14,8 @@ Each side tells the other which requests it has, so when one dies the other ends
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
@@ -26,6 +28,7 @@ from deepinfer.engine.assembly import OutputAssembler
 from deepinfer.engine.executor import Executor
 from deepinfer.engine.intake import InvalidRequestError, Prompt, Request
 from deepinfer.engine.results import RequestState, SampleState
+from deepinfer.engine.structured import StructuredRequests
 from deepinfer.kv_transfer.connector import KVConnector, PeerGoneError, TransferError, TransferTimeoutError
 from deepinfer.kv_transfer.entry import EntryLayout
 from deepinfer.kv_transfer.sequence_state import SequenceState, SequenceStateError
@@ -201,7 +204,7 @@ class PromptSide(HandOff):
             draft_confidences=core.confidences(seq_id),
             sampling={
                 "text": request.text,
-                "params": request.params.changed_fields(),
+                "params": _plain_params(request.params),
                 "max_tokens": request.max_tokens,
                 "seed": request.seeds[0],
                 "is_ratio": request.is_ratio,
@@ -227,10 +230,19 @@ class CompletionSide(HandOff):
         identity: `Identity.digest` of the engine.
         layout: of its caches.
         max_waiting: most sequences that wait for room here.
+        structured: has their grammars built.
     """
 
-    def __init__(self, *parts: Any, identity: bytes, layout: EntryLayout, max_waiting: int) -> None:
+    def __init__(
+        self,
+        *parts: Any,
+        identity: bytes,
+        layout: EntryLayout,
+        max_waiting: int,
+        structured: StructuredRequests,
+    ) -> None:
         super().__init__(*parts)
+        self._structured = structured
         self._identity = identity
         self._layout = layout
         self._max_waiting = max_waiting
@@ -252,7 +264,7 @@ class CompletionSide(HandOff):
 
     def receive(self, timeout_s: float) -> None:
         """Take what has been handed over, waiting for the first one."""
-        while not self.is_peer_gone and len(self._waiting) < self._max_waiting:
+        while not self.is_peer_gone and self._num_waiting < self._max_waiting:
             try:
                 state = self._connector.receive(timeout_s)
             except PeerGoneError:  # what it has sent is here, and goes on
@@ -271,20 +283,34 @@ class CompletionSide(HandOff):
                 self._fail(state.request_id, f"this completion engine cannot go on with it: {error}")
                 self._connector.end([state.request_id])
 
+    @property
+    def _num_waiting(self) -> int:
+        return len(self._waiting) + self._structured.num_waiting
+
     def _take(self, state: SequenceState) -> None:
         state.check(self._identity, self._layout)
         sampling, num_prompt = state.sampling, state.num_prompt
         if state.num_computed != len(state.token_ids) - 1:
             raise ValueError(f"{state.num_computed} of {len(state.token_ids)} tokens are computed")
+        params = SamplingParams(**sampling["params"])
         request = Request(
             request_id=state.request_id,
             text=sampling["text"],
             token_ids=state.token_ids[:num_prompt].copy(),
-            params=SamplingParams(**sampling["params"]),
+            params=params,
             max_tokens=sampling["max_tokens"],
             seeds=(sampling["seed"],),
             is_ratio=sampling["is_ratio"],
+            grammar=params.grammar,
         )
+        if request.grammar is None:
+            self._resume(state, request)
+        else:
+            self._structured.submit_with(request, functools.partial(self._resume, state, request))
+
+    def _resume(self, state: SequenceState, request: Request) -> list[int]:
+        """Queue a sequence; returns its id."""
+        sampling, num_prompt = state.sampling, state.num_prompt
         seq_id = self._assembler.resume(
             request,
             stream=sampling["stream"],
@@ -303,6 +329,7 @@ class CompletionSide(HandOff):
             num_drafted=sampling["num_drafted"],
         )
         self._waiting[seq_id] = state
+        return [seq_id]
 
     def _admit(self) -> None:
         """Give room to whom there is room for."""
@@ -334,6 +361,15 @@ class _Leaving:
 
 
 _LOGPROB_ARRAYS = ("logprobs", "ranks", "top_ids", "top_logprobs")
+
+
+def _plain_params(params: SamplingParams) -> dict[str, Any]:
+    """The options that differ from their defaults, as values of JSON."""
+    options = params.changed_fields()
+    if (structured := options.get("structured_outputs")) is not None:
+        given = {field.name: getattr(structured, field.name) for field in dataclasses.fields(structured)}
+        options["structured_outputs"] = {name: value for name, value in given.items() if value is not None}
+    return options
 
 
 def _named(side: str, values: tuple[np.ndarray, ...]) -> dict[str, np.ndarray]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -65,16 +64,15 @@ class LLMEngine:
             self.tokenizer, parts.spec.vocab_size, self.scheduler_config.max_model_len, args.verification
         )
         self._assembler = OutputAssembler(parts.core_module, self.core, self.tokenizer)
-        self._make_structured = functools.partial(
-            StructuredRequests,
-            assembler=self._assembler,
-            vocabulary=parts.vocabulary,
+        self._structured = StructuredRequests(
+            self.core,
+            self._assembler,
+            parts.vocabulary,
             vocab_size=parts.spec.vocab_size,
             eos_token_id=self.tokenizer.eos_token_id,
             special_ids=frozenset(self.tokenizer.all_special_ids),
             settings=settings,
         )
-        self._structured: StructuredRequests | None = None  # before the first such request
         interval = 0 if args.disable_log_stats else settings.logging_interval_steps
         self._stats_logger = StatsLogger(self.stats, interval)
         self._is_closed = False
@@ -109,7 +107,11 @@ class LLMEngine:
             self._hand_off = PromptSide(*parts, identity=identity)
         else:
             self._hand_off = CompletionSide(
-                *parts, identity=identity, layout=layout, max_waiting=self.scheduler_config.max_num_seqs
+                *parts,
+                identity=identity,
+                layout=layout,
+                max_waiting=self.scheduler_config.max_num_seqs,
+                structured=self._structured,
             )
 
     def wait_for_requests(self, timeout_s: float) -> bool:
@@ -175,10 +177,9 @@ class LLMEngine:
         if self.engine_type is EngineType.PROMPT and self._hand_off is None:
             raise RuntimeError("connect the PROMPT engine with a COMPLETION engine first")
         if request.grammar is not None:
-            self.structured().submit(request, stream=stream)
+            self._structured.submit(request, stream=stream)
         else:
-            if self._structured is not None:
-                self._structured.check_id(request.request_id)
+            self._structured.check_id(request.request_id)
             self._assembler.add(request, stream=stream)
         if isinstance(self._hand_off, PromptSide):
             self._hand_off.announce(request.request_id)
@@ -192,17 +193,13 @@ class LLMEngine:
             How many were unfinished.
         """
         ids = [request_ids] if isinstance(request_ids, str) else list(request_ids)
-        waiting = self._structured
-        return sum(
-            (waiting is not None and waiting.abort(request_id)) or self._assembler.abort(request_id)
-            for request_id in ids
-        )
+        # A request whose grammar comes meanwhile has gone from the one to the other.
+        return sum(self._structured.abort(name) or self._assembler.abort(name) for name in ids)
 
     def drop_request(self, request_ids: Iterable[str]) -> None:
         """End requests without a result, as an interrupted caller needs it; unknown ids are ignored."""
         dropped = self._assembler.drop(request_ids := list(request_ids))
-        if self._structured is not None:
-            dropped += self._structured.drop(request_ids)
+        dropped += self._structured.drop(request_ids)
         if self._hand_off is not None:
             self._hand_off.note_ended(dropped)
 
@@ -214,18 +211,11 @@ class LLMEngine:
 
     def get_num_unfinished_requests(self) -> int:
         """Requests whose result has not been returned yet; some may wait for their grammars."""
-        structured = 0 if self._structured is None else self._structured.num_unfinished
-        return self._assembler.num_requests + structured
+        return self._assembler.num_requests + self._structured.num_unfinished
 
     def so_builder_has_pending(self) -> bool:
         """Whether a request waits for its grammar."""
-        return self._structured is not None and self._structured.num_waiting > 0
-
-    def structured(self) -> StructuredRequests:
-        """The structured requests; from the first call on there is a place for them."""
-        if self._structured is None:
-            self._structured = self._make_structured(self.core)
-        return self._structured
+        return self._structured.num_waiting > 0
 
     def step(self) -> list[RequestOutput]:
         """Run one step.
@@ -252,11 +242,9 @@ class LLMEngine:
             finally:  # also when a second interrupt comes: what runs still ends before what is launched next
                 self.core.discard_in_flight()
                 self._assembler.note_interruption()
-                if self._structured is not None:
-                    self._structured.reset()
+                self._structured.reset()
             raise
-        if self._structured is not None:
-            outputs += self._structured.take_results()
+        outputs += self._structured.take_results()
         if self._hand_off is not None:
             self._hand_off.note_results(outputs)
             outputs += self._hand_off.take_results()
@@ -290,6 +278,9 @@ class LLMEngine:
             device_seconds=dict(self.model_runner.timers.seconds),
             device_busy_seconds=executor.busy_seconds,
             device_idle_seconds=executor.idle_seconds,
+            num_structured_steps=self._structured.thread.num_steps,
+            grammar_seconds=self._structured.thread.seconds,
+            grammar_wait_seconds=self._structured.thread.wait_seconds,
             queue_ms=queue_ms,
             ttft_ms=ttft_ms,
             tpot_ms=tpot_ms,
@@ -330,9 +321,8 @@ class LLMEngine:
 
     def _step(self) -> list[RequestOutput]:
         timers, structured = self.stats.timers, self._structured
-        if structured is not None:
-            with timers.timed("grammar"):
-                structured.admit()
+        with timers.timed("grammar"):
+            structured.admit()
         if self._exchange is not None:
             with timers.timed("store"):
                 self._exchange.fetch()
@@ -346,16 +336,15 @@ class LLMEngine:
         if plan is not None:
             with timers.timed("build"):
                 inputs_of_forward = self._builder.batch(plan)
-            if structured is not None:
-                with timers.timed("grammar"):
-                    structured.warm(plan)
+            with timers.timed("grammar"):
+                structured.warm(plan)
             dealt_rows = self._executor.forward(*inputs_of_forward)
         # The step before: its outcome is needed before this one's sampling parameters are known.
         outputs = self._finish(ended)
         if plan is None:
             if self._in_flight is None:
                 self._executor.pause()
-                if structured is not None and structured.num_waiting and not outputs:
+                if structured.num_waiting and not outputs:
                     structured.wait()
                 if self._hand_off is not None and not outputs:
                     self._hand_off.when_idle()
@@ -366,10 +355,8 @@ class LLMEngine:
             self.core.set_seqlens_q(plan, seqlens_q)
         with timers.timed("build"):
             inputs = self._builder.sampling(plan)
-        grammars = None
-        if structured is not None:
-            with timers.timed("grammar"):
-                grammars = structured.step(plan, inputs)
+        with timers.timed("grammar"):
+            grammars = structured.step(plan, inputs)
         self._in_flight = _InFlight(plan, self._executor.sample(inputs, plan.wants_drafts, grammars))
         return outputs if self._is_async else outputs + self._finish(_NOTHING)
 
@@ -398,8 +385,7 @@ class LLMEngine:
         self._stats_logger.after_step(step.plan)
         with timers.timed("text"):
             outputs = self._assembler.collect(ended, commit)
-        if self._structured is not None:
-            self._structured.end(outputs)
+        self._structured.end(outputs)
         if self._hand_off is not None:
             with timers.timed("transfer"):
                 self._hand_off.after_commit()
@@ -416,8 +402,7 @@ class LLMEngine:
             self._exchange.close()
         if self._hand_off is not None:
             self._hand_off.close()
-        if self._structured is not None:
-            self._structured.close()
+        self._structured.close()
         self._in_flight = None
         self.core.discard_in_flight()
         self._assembler.drop_all()

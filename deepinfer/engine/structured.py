@@ -4,11 +4,12 @@
                     |  a grammar that cannot be built ends the request, and only this one
                     +- aborted or dropped: what nobody else waits for is not built
 
-Nothing of this exists before the first structured request.
+It costs nothing before the first structured request.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import time
@@ -33,7 +34,6 @@ from deepinfer.settings import Settings
 from deepinfer.structured_output.builder import BuildLimits, GrammarBuilder, GrammarError, Ticket
 from deepinfer.structured_output.grammar import Vocabulary
 from deepinfer.structured_output.matcher import SequenceMatcher
-from deepinfer.structured_output.request import GrammarSpec
 from deepinfer.structured_output.sequence import SequenceGrammar
 from deepinfer.structured_output.step import GrammarRows, GrammarThread, StepGrammars, warm
 
@@ -45,8 +45,8 @@ class _Waiting:
     """A request whose grammar is being built."""
 
     request: Request
-    stream: bool
     ticket: Ticket
+    start: Callable[[], list[int]]  # queues its sequences; returns their ids
     arrival_time: float = field(default_factory=time.time)  # Unix seconds
     arrival: float = field(default_factory=time.monotonic)
     is_aborted: bool = False
@@ -120,19 +120,22 @@ class StructuredRequests:
             ValueError: as `OutputAssembler.add`, when the grammar is there already; the id is in use.
         """
         assert request.grammar is not None, f"{request=}"
+        start = functools.partial(
+            self._assembler.add, request, stream=stream, arrival_time=time.time(), arrival=time.monotonic()
+        )
+        self.submit_with(request, start)
+
+    def submit_with(self, request: Request, start: Callable[[], list[int]]) -> None:
+        """`submit` of a request that `start` hands to the scheduler; it returns its sequences' ids."""
         self.check_id(request.request_id)
         self._assembler.check_id(request.request_id)
-        waiting = _Waiting(request, stream, self.claim(request.grammar))
+        waiting = _Waiting(request, self.builder.request(request.grammar), start)
         if waiting.ticket.build is None:
             self._start(waiting)
-            return
-        self._waiting[request.request_id] = waiting
+        else:
+            self._waiting[request.request_id] = waiting
 
-    def claim(self, spec: GrammarSpec) -> Ticket:
-        """Have a grammar built."""
-        return self.builder.request(spec)
-
-    def attach(self, seq_id: int, index: int, request: Request, grammar: Any) -> None:
+    def _attach(self, seq_id: int, index: int, request: Request, grammar: Any) -> None:
         """From now on completion `index` of a request follows its compiled grammar."""
         params, spec = request.params, request.grammar
         eos = self._eos_token_id if params.eos_id is None else params.eos_id
@@ -254,13 +257,9 @@ class StructuredRequests:
         self.thread.close()
 
     def _start(self, waiting: _Waiting) -> None:
-        request = waiting.request
         grammar = waiting.ticket.result()
-        seq_ids = self._assembler.add(
-            request, stream=waiting.stream, arrival_time=waiting.arrival_time, arrival=waiting.arrival
-        )
-        for index, seq_id in enumerate(seq_ids):
-            self.attach(seq_id, index, request, grammar)
+        for index, seq_id in enumerate(waiting.start()):
+            self._attach(seq_id, index, waiting.request, grammar)
 
     def _num_outputs(self, seq_id: int) -> int | None:
         try:

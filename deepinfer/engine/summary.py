@@ -12,7 +12,7 @@ from deepinfer.outputs import RequestMetrics
 from deepinfer.sampling.calibration import ReliabilityBin
 
 NEWEST_REQUESTS = 4096  # whose times a summary speaks of
-HOST_SECTIONS = ("store", "transfer", "schedule", "build", "commit", "text")
+HOST_SECTIONS = ("store", "transfer", "grammar", "schedule", "build", "commit", "text")
 DEVICE_SECTIONS = ("forward", "sample", "draft")
 
 
@@ -69,6 +69,9 @@ class StatsSummary:
             stands for the device.
         device_busy_seconds: the device's time in all, with what stands between these sections.
         device_idle_seconds: of the time between two launches of a run, what the device waited for the host.
+        num_structured_steps: steps with rows that follow a grammar.
+        grammar_seconds: time that matching and masks took; grammar_wait_seconds: for which the device waited,
+            the rest was hidden under its work.
         queue_ms, ttft_ms, tpot_ms: of the newest `NEWEST_REQUESTS` finished requests.
         reliability: per position, the drafter's estimates against what came true.
     """
@@ -93,6 +96,9 @@ class StatsSummary:
     device_seconds: Mapping[str, float]
     device_busy_seconds: float
     device_idle_seconds: float
+    num_structured_steps: int
+    grammar_seconds: float
+    grammar_wait_seconds: float
     queue_ms: Quantiles
     ttft_ms: Quantiles
     tpot_ms: Quantiles
@@ -135,6 +141,11 @@ class StatsSummary:
         lines.append(
             f"host work hidden     {self.hidden_host_seconds:.3f} of {self.host_work_seconds:.3f} seconds"
         )
+        if self.num_structured_steps:
+            lines.append(
+                f"grammars             {self.num_structured_steps} steps, masks {self.grammar_seconds:.3f} "
+                f"seconds, {self.grammar_wait_seconds:.3f} of them waited for"
+            )
         if self.verified_by_position:
             lines.append(
                 f"drafts               {self.num_drafted} proposed, {self.num_verified} verified, "

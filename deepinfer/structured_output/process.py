@@ -87,8 +87,7 @@ class BuilderProcess:
         self._num_builds = 0
         self._is_stopping = False
         self._thread: threading.Thread | None = None
-        self._wake_read, self._wake_write = os.pipe()
-        os.set_blocking(self._wake_write, False)
+        self._wake_read = self._wake_write = -1  # a pipe as long as the thread runs
         # Of the thread alone:
         self._process: subprocess.Popen[bytes] | None = None
         self._is_ready = False
@@ -114,6 +113,8 @@ class BuilderProcess:
                 return build
             self._waiting.append(build)
             if self._thread is None:
+                self._wake_read, self._wake_write = os.pipe()
+                os.set_blocking(self._wake_write, False)
                 self._thread = threading.Thread(target=self._run, name="deepinfer-grammars", daemon=True)
                 self._thread.start()
         self._wake()
@@ -126,14 +127,9 @@ class BuilderProcess:
 
     def close(self) -> None:
         """End the process and everything it builds."""
-        with self._lock:
-            self._is_stopping = True
-            thread = self._thread
-        self._wake()
-        if thread is not None:
-            thread.join()
-        os.close(self._wake_read)
-        os.close(self._wake_write)
+        self.stop()
+        if self._thread is not None:
+            self._thread.join()
 
     def stop(self) -> None:
         """`close` without waiting, for an engine that nobody closed."""
@@ -142,8 +138,9 @@ class BuilderProcess:
         self._wake()
 
     def _wake(self) -> None:
-        with contextlib.suppress(OSError):  # full: it is awake
-            os.write(self._wake_write, b"x")
+        with self._lock, contextlib.suppress(BlockingIOError):  # full: it is awake
+            if self._wake_write >= 0:
+                os.write(self._wake_write, b"x")
 
     def _run(self) -> None:
         try:
@@ -152,12 +149,17 @@ class BuilderProcess:
                 self._exchange()
                 self._check_time()
         except BaseException as error:  # nobody may wait for ever
-            logger.exception("the grammar builder's thread failed")
-            self._fail_all(f"the grammar builder failed: {error}")
+            with self._lock:
+                self._is_stopping = True
+            self._fail_all(f"the grammar builder failed: {error!r}")
             raise
         finally:
             self._end_process()
             self._fail_all("the engine is closed")
+            with self._lock:
+                os.close(self._wake_read)
+                os.close(self._wake_write)
+                self._wake_write = -1
 
     def _start_builds(self) -> None:
         with self._lock:
