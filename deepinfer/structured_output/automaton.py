@@ -114,6 +114,19 @@ def _number(key: object, numbers: dict, order: list) -> int:
     return numbers[key]
 
 
+def check_size(node: Regex) -> None:
+    """Refuses an expression that is too large with its repeats written out.
+
+    Raises:
+        GrammarError: saying how large it is.
+    """
+    size = _size(node)
+    if size > MAX_POSITIONS:
+        raise GrammarError(
+            f"has {size} characters with its repeats written out: at most {MAX_POSITIONS} can be enforced"
+        )
+
+
 def _size(node: Regex) -> int:
     match node:
         case Chars():
@@ -183,11 +196,7 @@ class _Nfa:
 
 
 def _determined(node: Regex) -> Automaton:
-    size = _size(node)
-    if size > MAX_POSITIONS:
-        raise GrammarError(
-            f"has {size} characters with its repeats written out: at most {MAX_POSITIONS} can be enforced"
-        )
+    check_size(node)
     nfa = _Nfa()
     end = nfa.add(node, nfa.position())
     start = nfa.closure([0])

@@ -10,8 +10,9 @@ from deepinfer.structured_output.errors import GrammarError
 MAX_GRAMMAR_CHARS = 400_000  # of all rules together
 
 _ESCAPES = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
-_SPECIAL = chars.union(chars.characters('"\\'), ((0, 0x1F),))  # what a JSON string has to escape
-_PLAIN = chars.complement(_SPECIAL)
+LAST = 0x10FFFF  # character
+SPECIAL = chars.union(chars.characters('"\\'), ((0, 0x1F),))  # what a JSON string has to escape
+PLAIN = chars.complement(SPECIAL)
 
 
 class Writer:
@@ -52,31 +53,33 @@ class Writer:
         """An element that is one character of a set."""
         if not json:
             return class_of(ranges)
-        special = chars.intersection(ranges, _SPECIAL)
+        special = chars.intersection(ranges, SPECIAL)
         if not special:
             return class_of(ranges)
         key = ("character", ranges)
         if key not in self._known:
-            plain = chars.intersection(ranges, _PLAIN)
+            plain = chars.intersection(ranges, PLAIN)
             escapes = [literal(escaped(chr(c))) for low, high in special for c in range(low, high + 1)]
-            options = [class_of(plain)] * bool(plain) + escapes
+            options = ([class_of(plain)] if plain else []) + escapes
             self._known[key] = self.rule(self.fresh("c"), *options)
         return self._known[key]
 
     def automaton(self, automaton: Automaton, json: bool) -> str:
-        """A rule for the texts that an automaton accepts, which must not be empty."""
+        """A rule for the texts that an automaton accepts, which must not be empty; with `json`, each with the
+        quote behind it, since masks are exact only up to the end of a rule."""
         key = (automaton, json)
         if key in self._known:
             return self._known[key]
+        end = literal('"') if json else '""'
         names = [self.fresh("a") for _ in automaton.edges]
         for state, row in enumerate(automaton.edges):
             if state and not row:
                 continue  # what ends here has no rule
-            options = ['""'] if automaton.accepting[state] else []
+            options = [end] if automaton.accepting[state] else []
             for ranges, target in row:
                 final = automaton.accepting[target] and not automaton.edges[target]
-                tail = "" if final else f" {names[target]}"
-                options.append(self.character(ranges, json) + tail)
+                tail = names[target] if not final else end if json else ""
+                options.append(f"{self.character(ranges, json)} {tail}".rstrip())
             self.rule(names[state], *options)
         self._known[key] = names[0]
         return names[0]
@@ -93,9 +96,17 @@ def literal(value: str) -> str:
 
 
 def class_of(ranges: Ranges) -> str:
-    """An element that is one character of a non-empty set, unescaped."""
+    """An element that is one character of a non-empty set, unescaped.
+
+    A set that goes on to the last character is written by what it leaves out: that compiles much faster.
+    """
+    negated = ranges[-1][1] == LAST
+    if negated:  # surrogates are left out as well, or their bytes would pass
+        borders = [-1, *(border for pair in ranges for border in pair)]
+        ranges = tuple((borders[i] + 1, borders[i + 1] - 1) for i in range(0, len(borders) - 1, 2))
+        ranges = chars.union(tuple(pair for pair in ranges if pair[0] <= pair[1]), ((0xD800, 0xDFFF),))
     parts = (_quoted(low) if low == high else f"{_quoted(low)}-{_quoted(high)}" for low, high in ranges)
-    return f"[{''.join(parts)}]"
+    return f"[{'^' * negated}{''.join(parts)}]"
 
 
 def repeated(element: str, low: int, high: int | None) -> str:

@@ -20,8 +20,7 @@ _HEX = "[0-9a-fA-F]"
 _GROUP = f"{_HEX}{{1,4}}"
 
 _ALNUM = "[A-Za-z0-9]"
-_LABEL = f"{_ALNUM}([A-Za-z0-9-]{{0,61}}{_ALNUM})?"
-_LAST_LABEL = f"{_ALNUM}([A-Za-z0-9-]{{0,59}}{_ALNUM})?"  # four labels stay within 253 characters
+_LABEL = f"{_ALNUM}{{1,15}}(-{_ALNUM}{{1,15}}){{0,3}}"  # three labels stay within 191 characters
 _ATOM = "[A-Za-z0-9_%+-]{1,20}"  # three of them stay within 64 characters
 
 _ESCAPED = f"%{_HEX}{{2}}"
@@ -49,15 +48,16 @@ FORMATS = {
     "uuid": f"{_HEX}{{8}}-({_HEX}{{4}}-){{3}}{_HEX}{{12}}",
     "ipv4": rf"({_BYTE}\.){{3}}{_BYTE}",
     "ipv6": _ipv6(),
-    "hostname": rf"({_LABEL}\.){{0,3}}{_LAST_LABEL}",
-    "email": rf"{_ATOM}(\.{_ATOM}){{0,2}}@({_ALNUM}([A-Za-z0-9-]{{0,29}}{_ALNUM})?\.){{1,3}}[A-Za-z]{{2,12}}",
+    "hostname": rf"{_LABEL}(\.{_LABEL}){{0,2}}",
+    "email": rf"{_ATOM}(\.{_ATOM}){{0,2}}@{_LABEL}(\.{_LABEL}){{1,2}}",
     "uri": (
         rf"[A-Za-z][A-Za-z0-9+.-]*:(//(({_NAME}|:)*@)?{_NAME}*(:[0-9]*)?(/{_PATH}*)*"
         rf"|/({_PATH}+(/{_PATH}*)*)?|{_PATH}+(/{_PATH}*)*|)(\?{_QUERY}*)?(#{_QUERY}*)?"
     ),
 }
-"""Format -> expression for the whole string. "email" covers dot-atoms at host names, "uri" all but IP
-literals, "duration" numbers of up to four digits; "time" and "date-time" have upper-case T and Z."""
+"""Format -> expression for the whole string. "hostname" has up to three labels of up to four runs of up to 15
+letters and digits; "email" up to three atoms of up to 20 characters at two or three such labels; "uri" is all
+but IP literals; "duration" has numbers of up to four digits, "time" and "date-time" upper-case T and Z."""
 
 NUMBER_FORMATS = {"int32": 2**31, "int64": 2**63, "float": None, "double": None}
 """OpenAPI's formats of numbers -> numbers go from minus this to this minus one; None: no further meaning."""

@@ -13,10 +13,12 @@ from typing import Any
 
 from deepinfer.structured_output import automaton, numeric
 from deepinfer.structured_output.automaton import Automaton
+from deepinfer.structured_output.characters import EVERY
+from deepinfer.structured_output.direct import direct, is_direct
 from deepinfer.structured_output.document import Document
-from deepinfer.structured_output.ebnf import Writer, escaped, literal, repeated
+from deepinfer.structured_output.ebnf import PLAIN, Writer, class_of, escaped, literal, repeated
 from deepinfer.structured_output.errors import GrammarError, SchemaError
-from deepinfer.structured_output.meet import Meeting, as_written, string_automaton
+from deepinfer.structured_output.meet import Meeting, as_written, single_expression, string_automaton
 from deepinfer.structured_output.regex import within
 from deepinfer.structured_output.shapes import (
     ANY,
@@ -35,8 +37,12 @@ from deepinfer.structured_output.shapes import (
 MAX_SUBS = 5_000  # different combinations of schemas
 MAX_REGIONS = 16  # sets of keys that patternProperties tell apart
 MAX_UNIQUE = 6  # values of which an array may hold each once
+MAX_OPTIONAL = 200  # optional properties in a row: all of them are possible at once
 MAX_COUNTED = 20_000  # properties times counts, where minProperties or maxProperties count them
 
+MAX_EXACT_LENGTH = 8  # minLength without maxLength: up to it also the first characters may be escaped ones
+
+PLAIN_CHARACTER = class_of(PLAIN)
 COMMA, COLON = '"," sp', '":" sp'
 
 
@@ -76,7 +82,7 @@ class _Grammar:
         writer = self._writer
         try:
             writer.rule("sp", '""', '" "')
-            writer.rule("char", writer.character(automaton.chars.EVERY, json=True))
+            writer.rule("text", '"\\""', f"{writer.character(EVERY, json=True)} text")
             names = {sub: self._name(sub) for sub in self._shapes if sub in self._finite}
             for sub, name in names.items():
                 options = [self._shape(shape) for shape in self._shapes[sub] if self._is_finite(shape)]
@@ -217,6 +223,9 @@ class _Grammar:
             case String():
                 if not shape.patterns and not shape.formats:
                     return shape.high is None or shape.low <= shape.high
+                node = single_expression(shape)
+                if node is not None and is_direct(node, json=True):
+                    return True
                 return not string_automaton(shape).is_empty
             case Array():
                 if shape.high is not None and shape.low > shape.high:
@@ -265,9 +274,15 @@ class _Grammar:
         return literal(const(value).text)
 
     def _string(self, shape: String) -> str:
-        if not shape.patterns and not shape.formats:
-            return f'"\\"" {repeated("char", shape.low, shape.high)} "\\""'
-        return f'"\\"" {self._writer.automaton(string_automaton(shape), json=True)} "\\""'
+        node = single_expression(shape)
+        written = None if node is None else direct(self._writer, node, json=True)
+        if written is not None:
+            return f'"\\"" {written} "\\""'
+        if shape.patterns or shape.formats or (shape.high is None and 0 < shape.low <= MAX_EXACT_LENGTH):
+            return f'"\\"" {self._writer.automaton(string_automaton(shape), json=True)}'
+        if shape.high is not None:  # a set of bytes repeats fast, a rule does not
+            return f'"\\"" {repeated(PLAIN_CHARACTER, shape.low, shape.high)} "\\""'
+        return f'"\\"" {repeated(PLAIN_CHARACTER, shape.low, shape.low)} text'
 
     def _array(self, shape: Array) -> str:
         if shape.unique and (shape.high is None or shape.high > 1):
@@ -340,6 +355,16 @@ class _Grammar:
         properties = [(name, sub) for name, sub in shape.properties if sub in self._finite]
         pairs = self._undeclared(shape)
         required = set(shape.required)
+        run = longest = 0
+        for name, _ in properties:
+            run = 0 if name in required else run + 1
+            longest = max(longest, run)
+        if longest > MAX_OPTIONAL:
+            raise SchemaError(
+                f"{shape.path}/properties",
+                f"has {longest} optional properties in a row, any of which may come next: at most "
+                f"{MAX_OPTIONAL} can be enforced; require some of them",
+            )
         most = len(properties) if not pairs else None
         low = shape.low if shape.low > len(required) else 0
         high = shape.high if most is None or shape.high is None or shape.high < most else None
@@ -390,8 +415,8 @@ class _Grammar:
         options = []
         for keys, sub in self._keys[shape]:
             if sub in self._finite:
-                key = "char*" if keys is None else self._writer.automaton(keys, json=True)
-                options.append(f'"\\"" {key} "\\"" {COLON} {self._name(sub)}')
+                key = "text" if keys is None else self._writer.automaton(keys, json=True)
+                options.append(f'"\\"" {key} {COLON} {self._name(sub)}')
         return self._writer.rule(self._writer.fresh("p"), *options) if options else None
 
 

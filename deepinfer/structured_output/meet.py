@@ -13,7 +13,7 @@ from deepinfer.structured_output.automaton import Automaton
 from deepinfer.structured_output.errors import GrammarError, SchemaError
 from deepinfer.structured_output.formats import FORMATS
 from deepinfer.structured_output.numeric import MAX_MULTIPLE
-from deepinfer.structured_output.regex import whole, within
+from deepinfer.structured_output.regex import Regex, whole, within
 from deepinfer.structured_output.shapes import (
     ANY,
     NEVER,
@@ -173,7 +173,10 @@ class Meeting:
                     return False
                 if not shape.patterns and not shape.formats:
                     return True
-                return not string_automaton(shape).is_empty
+                try:
+                    return not string_automaton(shape).is_empty
+                except SchemaError:
+                    return True
             case Array():
                 if shape.high is not None and shape.low > shape.high:
                     return False
@@ -197,6 +200,24 @@ def as_written(shape: Shape) -> Shape:
     if isinstance(shape, Array) and shape.prefix and not shape.explicit:
         return replace(shape, rest=NEVER, explicit=True)
     return shape
+
+
+def single_expression(shape: String) -> Regex | None:
+    """The one expression that a string follows; None when there are several conditions, or none.
+
+    Raises:
+        SchemaError: it is too large.
+    """
+    nodes = [(path, within(pattern)) for path, pattern in shape.patterns]
+    nodes += [(path, whole(FORMATS[name])) for path, name in shape.formats]
+    if len(nodes) != 1 or shape.low or shape.high is not None:
+        return None
+    path, node = nodes[0]
+    try:
+        automaton.check_size(node)
+    except GrammarError as error:
+        raise SchemaError(path, str(error)) from None
+    return node
 
 
 def string_automaton(shape: String) -> Automaton:
@@ -223,11 +244,17 @@ def string_automaton(shape: String) -> Automaton:
 
 def fits_string(shape: String, value: str) -> bool:
     """Whether a string has a shape."""
-    return (
-        _within(shape, len(value))
-        and all(automaton.of_regex(within(pattern)).accepts(value) for _, pattern in shape.patterns)
-        and all(automaton.of_regex(whole(FORMATS[name])).accepts(value) for _, name in shape.formats)
-    )
+    if not _within(shape, len(value)):
+        return False
+    nodes = [(path, within(pattern)) for path, pattern in shape.patterns]
+    nodes += [(path, whole(FORMATS[name])) for path, name in shape.formats]
+    for path, node in nodes:
+        try:
+            if not automaton.of_regex(node).accepts(value):
+                return False
+        except GrammarError as error:
+            raise SchemaError(path, str(error)) from None
+    return True
 
 
 def _fits_number(shape: Number, value: float) -> bool:

@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass
 
 from deepinfer.structured_output import automaton
+from deepinfer.structured_output.direct import direct
 from deepinfer.structured_output.ebnf import MAX_GRAMMAR_CHARS, Writer, literal
 from deepinfer.structured_output.errors import GrammarError
 from deepinfer.structured_output.json_grammar import any_object_grammar, json_grammar
@@ -68,10 +69,15 @@ def regex_grammar(expression: str) -> str:
     Raises:
         GrammarError: naming the position of what is not supported.
     """
-    found = automaton.of_regex(whole(expression))
+    node = whole(expression)
+    automaton.check_size(node)
+    writer = Writer()
+    written = direct(writer, node, json=False)
+    if written is not None:
+        return writer.text(written)
+    found = automaton.of_regex(node)
     if found.is_empty:
         raise GrammarError(f"no text matches the expression {expression!r}")
-    writer = Writer()
     return writer.text(writer.automaton(found, json=False))
 
 
