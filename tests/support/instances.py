@@ -173,7 +173,7 @@ def _ordered(judge: Judge, value: Any, schemas: list[Schema]) -> Any:
         options = [
             o for s in plain for o in (s.get("enum") or [s["const"]] if "const" in s else s.get("enum", []))
         ]
-        return next((option for option in options if option == value), value)
+        return next((option for option in options if json.dumps(option) == json.dumps(value)), value)
     if isinstance(value, list):
         return [_ordered(judge, item, _items(plain, place)) for place, item in enumerate(value)]
     names = [name for schema in plain for name in schema.get("properties", {})]
@@ -269,7 +269,7 @@ def _make_number(plain: list[dict], rng: random.Random, whole: bool) -> float:
     )
 
 
-ALPHABET = 'abcXYZ019 _-/"\\\n\t\u0001éßñ日本語😀👍\u00a0\u2028\u007f'
+ALPHABET = 'abcXYZ019 _-/"\\\n\t\u0001éßñ日本語😀👍\u00a0\u007f'
 
 PLAIN = "".join(c for c in ALPHABET if c >= " " and c not in '"\\')
 
