@@ -2,8 +2,8 @@
 
 Style of the texts: one way to write each value. A comma or colon may be followed by one space, there is no
 other whitespace; properties come in the order of the schema, undeclared ones behind them; strings contain
-characters as they are, escaped only where JSON demands it and then in the shortest form (not at all where only
-their number is bounded); numbers are written as in `numeric`.
+characters as they are, escaped only where JSON demands it and then in the shortest form (nowhere, if all that
+bounds a string is its length); numbers are written as in `numeric`.
 """
 
 from __future__ import annotations
