@@ -36,11 +36,30 @@ void set_terms(CoreConfig& config, const Terms& terms) {
         config.attention_terms.push_back({flops, divisor, offset, cap});
 }
 
+using ContentKeys = std::vector<std::tuple<int32_t, int32_t, py::bytes>>;
+
+ContentKeys get_content_keys(const SequenceParams& params) {
+    ContentKeys keys;
+    for (const ContentKey& key : params.content_keys)
+        keys.emplace_back(key.first_token, key.num_tokens, py::bytes(key.key));
+    return keys;
+}
+
+void set_content_keys(SequenceParams& params, const ContentKeys& keys) {
+    params.content_keys.clear();
+    for (const auto& [first_token, num_tokens, key] : keys)
+        params.content_keys.push_back({first_token, num_tokens, std::string(key)});
+}
+
 void bind_enums(py::module_& module) {
     py::enum_<Role>(module, "Role", "Which phases an engine runs.")
         .value("NORMAL", Role::kNormal)
         .value("PROMPT", Role::kPrompt)
         .value("COMPLETION", Role::kCompletion);
+    py::enum_<PreemptionMode>(module, "PreemptionMode", "What becomes of the bytes of a preempted sequence.")
+        .value("RECOMPUTE", PreemptionMode::kRecompute)
+        .value("SWAP", PreemptionMode::kSwap)
+        .value("AUTO", PreemptionMode::kAuto);
     py::enum_<StepKind>(module, "StepKind", "A step is entirely one or entirely the other.")
         .value("DECODE", StepKind::kDecode)
         .value("PREFILL", StepKind::kPrefill);
@@ -104,6 +123,13 @@ void bind_config(py::module_& module) {
                        "after so many preemptions a sequence is served first and spared")
         .def_readwrite("stop_preempted_request", &CoreConfig::stop_preempted_request,
                        "preemption ends the request instead of recomputing it")
+        .def_readwrite("preemption_mode", &CoreConfig::preemption_mode)
+        .def_readwrite("swap_limit_bytes", &CoreConfig::swap_limit_bytes,
+                       "host memory for the bytes of preempted sequences")
+        .def_readwrite("block_bytes", &CoreConfig::block_bytes)
+        .def_readwrite("slot_bytes", &CoreConfig::slot_bytes)
+        .def_readwrite("draft_score_bytes", &CoreConfig::draft_score_bytes,
+                       "of the scores of one draft that is tested by ratio")
         .def_readwrite("num_draft_tokens", &CoreConfig::num_draft_tokens,
                        "most drafts verified per sequence and step")
         .def_readwrite("use_draft_budget", &CoreConfig::use_draft_budget,
@@ -155,8 +181,9 @@ void bind_config(py::module_& module) {
         .def_readwrite("golden_token_ids", &SequenceParams::golden_token_ids,
                        "forced outputs by index; -1 is free")
         .def_readwrite("needs_text", &SequenceParams::needs_text, "list its new tokens in CommitResult")
-        .def_readwrite("cache_salt", &SequenceParams::cache_salt,
-                       "uint64; only sequences of one salt share what they computed")
+        .def_property("content_keys", &get_content_keys, &set_content_keys,
+                      "[(first_token, num_tokens, bytes)] of the prompt: whoever computes blocks that they touch "
+                      "shares them only under equal keys")
         .def_property(
             "arrival_time",
             [](const SequenceParams& params) {

@@ -117,7 +117,8 @@ int64_t add_computed(EngineCore& core, const SequenceParams& params, const py::o
                      int32_t num_prompt, const py::object& drafts, const py::object& confidences,
                      const py::object& logprobs, const py::object& prompt_logprobs, double first_scheduled,
                      double first_token, int32_t num_preemptions, int32_t num_cached_tokens,
-                     int64_t num_drafted) {
+                     int64_t num_drafted, FinishReason finish_reason, ErrorKind error_kind,
+                     int32_t stop_token) {
     ComputedSequence computed;
     computed.tokens = to_vector<int32_t>(tokens, "tokens");
     computed.num_prompt = num_prompt;
@@ -130,15 +131,55 @@ int64_t add_computed(EngineCore& core, const SequenceParams& params, const py::o
     computed.metrics.num_preemptions = num_preemptions;
     computed.metrics.num_cached_tokens = num_cached_tokens;
     computed.metrics.num_drafted = num_drafted;
+    computed.finish_reason = finish_reason;
+    computed.error_kind = error_kind;
+    computed.stop_token = stop_token;
     return core.add_computed(params, std::move(computed));
 }
 
-py::list admit_computed(EngineCore& core) {
+py::list to_list(std::vector<AdmittedSequence>&& sequences) {
     py::list admitted;
-    for (AdmittedSequence& sequence : core.admit_computed()) {
+    for (AdmittedSequence& sequence : sequences) {
         admitted.append(py::make_tuple(sequence.id, to_array(std::move(sequence.blocks)), sequence.slot));
     }
     return admitted;
+}
+
+py::tuple take_swaps(EngineCore& core) {
+    auto [outs, drops] = core.take_swaps();
+    py::list copied;
+    for (SwapOut& out : outs) {
+        copied.append(py::make_tuple(out.id, to_array(std::move(out.blocks)), out.slot, out.num_scores));
+    }
+    return py::make_tuple(copied, drops);
+}
+
+void bind_swap(py::module_& module, EngineClass& engine) {
+    py::class_<SwapStats>(module, "SwapStats", "Totals since the start, but for what is held.")
+        .def_readonly("num_out", &SwapStats::num_out, "sequences that went to the host")
+        .def_readonly("num_in", &SwapStats::num_in, "and came back")
+        .def_readonly("num_refused", &SwapStats::num_refused, "recomputed because the pool was full")
+        .def_readonly("num_held", &SwapStats::num_held, "there now")
+        .def_readonly("held_bytes", &SwapStats::held_bytes);
+    using Unlocked = py::call_guard<py::gil_scoped_release>;
+    engine
+        .def("take_swaps", &take_swaps,
+             "([(sequence id, int32 [n] blocks, slot, drafts whose scores count)] to be copied to the host before "
+             "anything else takes blocks or is launched, [ids] whose copies nobody needs any more).")
+        .def(
+            "admit_swapped", [](EngineCore& core) { return to_list(core.admit_swapped()); },
+            "As admit_computed, for sequences that were swapped out.")
+        .def(
+            "keep_swaps", [](EngineCore& core, const std::vector<int64_t>& ids) { return core.keep_swaps(ids); },
+            py::arg("seq_ids"),
+            "Of the swapped sequences only these have whole copies; others are recomputed. [ids] that are left.")
+        .def("set_copy_rate", &EngineCore::set_copy_rate, py::arg("bytes_per_second"), Unlocked(),
+             "Of copies between the pools and the host.")
+        .def("add_prefill_time", &EngineCore::add_prefill_time, py::arg("plan"), py::arg("ms"), Unlocked(),
+             "A prefill step has taken so long; other steps do not count.")
+        .def("swap_stats", &EngineCore::swap_stats, Unlocked())
+        .def_property_readonly("num_recomputed_rows", &EngineCore::num_recomputed_rows,
+                               "prefilled rows of tokens that had been computed before");
 }
 
 void bind_prefix_stats(py::module_& module) {
@@ -152,6 +193,7 @@ void bind_prefix_stats(py::module_& module) {
         .def_readonly("num_forks", &PrefixCacheStats::num_forks, "admissions as copies of an equal prompt")
         .def_readonly("num_evicted_blocks", &PrefixCacheStats::num_evicted_blocks)
         .def_readonly("num_evicted_snapshots", &PrefixCacheStats::num_evicted_snapshots)
+        .def_readonly("num_passed", &PrefixCacheStats::num_passed, "snapshots that decode steps have left")
         .def_readonly("num_blocks", &PrefixCacheStats::num_blocks, "known now")
         .def_readonly("num_snapshots", &PrefixCacheStats::num_snapshots, "kept now");
 }
@@ -163,6 +205,7 @@ void bind_scheduler(py::module_& module, EngineClass& engine) {
     using Unlocked = py::call_guard<py::gil_scoped_release>;
     const py::object none = py::none();
     bind_prefix_stats(module);
+    bind_swap(module, engine);
     engine.def(py::init<const CoreConfig&>(), py::arg("config"), "ValueError when a limit cannot work.")
         .def(
             "set_compressed_vocab",
@@ -185,10 +228,13 @@ void bind_scheduler(py::module_& module, EngineClass& engine) {
              py::arg("drafts") = none, py::arg("confidences") = none, py::arg("logprobs") = none,
              py::arg("prompt_logprobs") = none, py::arg("first_scheduled") = 0.0,
              py::arg("first_token") = 0.0, py::arg("num_preemptions") = 0, py::arg("num_cached_tokens") = 0,
-             py::arg("num_drafted") = 0,
+             py::arg("num_drafted") = 0, py::arg("finish_reason") = FinishReason::kNone,
+             py::arg("error_kind") = ErrorKind::kNone, py::arg("stop_token") = -1,
              "Queues a sequence that another engine has begun: int32 [n] prompt and outputs, all but the newest "
-             "computed; log-probabilities as (values, ranks, top ids, top values) -> sequence id.")
-        .def("admit_computed", &admit_computed,
+             "computed; log-probabilities as (values, ranks, top ids, top values) -> sequence id. With a finish "
+             "reason it has ended there, maybe without an output, and is only to be read and released.")
+        .def(
+            "admit_computed", [](EngineCore& core) { return to_list(core.admit_computed()); },
              "[(sequence id, int32 [n] blocks, slot)] of such sequences that have been given room: they run from "
              "the next plan on, and the caller fills blocks and slot in front of it.")
         .def("abort", &EngineCore::abort, py::arg("seq_id"), Unlocked(),

@@ -76,6 +76,7 @@ public:
             const PlanSequence& entry = plan_.sequences[s];
             Sequence& sequence = *entry.sequence;
             int32_t num_new = 0;
+            const int32_t num_before = sequence.num_computed;
             if (!sequence.is_finished()) {
                 num_new = apply(entry, sequence, s, row);
                 publish(sequence);
@@ -85,7 +86,7 @@ public:
             result_.num_tokens += num_new;
             row += entry.num_outputs();
             for (; snapshot != plan_.snapshots.end() && snapshot->sequence == &sequence; ++snapshot) {
-                publish(*snapshot);
+                publish(*snapshot, num_before);
             }
             state_.leave_flight(sequence);
         }
@@ -95,7 +96,10 @@ public:
 
 private:
     int32_t apply(const PlanSequence& entry, Sequence& sequence, int32_t s, int32_t row) {
-        if (plan_.is_prefill()) sequence.num_computed += entry.num_rows;
+        if (plan_.is_prefill()) {
+            sequence.num_computed += entry.num_rows;
+            state_.num_recomputed_rows += std::max(0, std::min(entry.end(), sequence.num_lost) - entry.start);
+        }
         for (int32_t j = 0; j < entry.num_scoring; ++j, ++row) {
             if (fault(row) != ErrorKind::kNone) {
                 end(sequence, FinishReason::kError, fault(row));
@@ -138,10 +142,13 @@ private:
         if (num_computed >= sequence.publish_at) state_.prefix_cache.publish(sequence, num_computed);
     }
 
-    void publish(const Snapshot& snapshot) {
+    /// A decode step may pass the border, or turn out to begin behind it: then its rings are too far on.
+    void publish(const Snapshot& snapshot, int32_t num_before) {
         Sequence& sequence = *snapshot.sequence;
-        if (sequence.num_computed >= snapshot.border && sequence.error_kind == ErrorKind::kNone) {
-            state_.prefix_cache.publish_snapshot(sequence, snapshot.border, snapshot.slot);
+        const bool has_passed = num_before < snapshot.border && snapshot.border <= sequence.num_computed;
+        if (has_passed && sequence.error_kind == ErrorKind::kNone) {
+            state_.prefix_cache.publish_snapshot(sequence, snapshot.border, snapshot.slot,
+                                                 !plan_.is_prefill());
         } else {
             state_.slots.release(snapshot.slot);
         }

@@ -46,6 +46,12 @@ void CoreConfig::validate() const {
     require_at_least("max_overtakes", max_overtakes, 0, "0 admits in strict order");
     require_at_least("admission_headroom_tokens", admission_headroom_tokens, 0, "tokens");
     require_at_least("max_preemptions", max_preemptions, 0, "0 spares every sequence from younger ones");
+    require_at_least("swap_limit_bytes", swap_limit_bytes, 0, "0 swaps nothing");
+    if (preemption_mode != PreemptionMode::kRecompute) {
+        require_at_least("block_bytes", block_bytes, 1, "swapping counts with them");
+        require_at_least("slot_bytes", slot_bytes, 1, "swapping counts with them");
+        require_at_least("draft_score_bytes", draft_score_bytes, 0, "0: there is no such draft");
+    }
     require_at_least("draft_budget_min_gain", draft_budget_min_gain, 0.0, "a share of the throughput");
     require_at_least("max_ngram", max_ngram, 0, "columns of ngram_ids");
     require_at_least("prefix_state_interval", prefix_state_interval, 0, "0: the last border only");

@@ -30,6 +30,11 @@ struct CoreConfig {
         32;                       ///< growth of every running sequence that an admission must leave room for
     int32_t max_preemptions = 2;  ///< after so many a sequence goes first and is spared
     bool stop_preempted_request = false;  ///< preemption ends the request instead of recomputing it
+    PreemptionMode preemption_mode = PreemptionMode::kRecompute;
+    int64_t swap_limit_bytes = 0;         ///< host memory for the bytes of preempted sequences
+    int64_t block_bytes = 0;              ///< of one block, which swapping counts with, as the next two
+    int64_t slot_bytes = 0;               ///< of one state slot
+    int64_t draft_score_bytes = 0;        ///< of the scores of one draft that is tested by ratio
     int32_t num_draft_tokens = 0;         ///< most drafts verified per sequence and step
     bool use_draft_budget = false;        ///< choose how many drafts to verify; else all
     double draft_budget_min_gain = 0.02;  ///< verify all drafts unless choosing gains this share

@@ -32,6 +32,7 @@ CoreState::CoreState(const CoreConfig& config)
       blocks(config.num_blocks),
       slots(config.num_state_slots),
       prefix_cache(this->config, blocks, slots),
+      swap(this->config),
       calibration(config.num_draft_tokens),
       decode_steps(config.prefill_attempt_interval) {}
 
@@ -73,6 +74,7 @@ void CoreState::admit_computed(Sequence& sequence) {
     DI_CHECK(sequence.is_computed && sequence.state_slot == 0, "sequence ", sequence.id,
              " is not to be loaded");
     sequence.is_computed = false;
+    if (sequence.swap_bytes > 0) swap.remove(std::exchange(sequence.swap_bytes, 0), true);
     sequence.state_slot = prefix_cache.take_slot();
     sequence.num_computed = sequence.length() - 1;
     allocate_blocks(config.blocks_for(sequence.num_computed), sequence.blocks);
@@ -112,6 +114,9 @@ void CoreState::preempt(Sequence& sequence) {
         ended.push_back(&sequence);
         return;
     }
+    // A prompt engine's sequences would have to decode where they go on.
+    const bool is_running = sequence.status == SequenceStatus::kRunning;
+    sequence.wants_swap = is_running && !sequence.hands_off && swap.is_enabled();
     restart(sequence);
 }
 
@@ -121,7 +126,7 @@ void CoreState::restart(Sequence& sequence) {
     waiting.emplace(sequence.id, &sequence);
     // Recomputed, it proposes the drafts at hand once more: what their confidences say may not decide about
     // them (see ScheduledDraftBudget).
-    sequence.newest_estimates.size = sequence.previous_estimates.size = 0;
+    if (!sequence.wants_swap) sequence.newest_estimates.size = sequence.previous_estimates.size = 0;
     sequence.is_evicting = sequence.num_in_flight > 0;
     drop_or_leave(sequence);
 }
@@ -161,7 +166,7 @@ void CoreState::leave_flight(Sequence& sequence) {
     if (sequence.finish_reason == FinishReason::kHandOff) return;
     remove(leaving, &sequence);
     sequence.is_evicting = false;
-    drop_resources(sequence);
+    swap_or_drop(sequence);
     if (sequence.is_released) sequences.erase(sequence.id);
 }
 
@@ -189,7 +194,49 @@ void CoreState::detach(Sequence& sequence) {
     if (sequence.state_slot != 0 && !sequence.is_evicting) remove(partial, &sequence);
 }
 
+void CoreState::swap_or_drop(Sequence& sequence) {
+    const bool wants_swap = std::exchange(sequence.wants_swap, false);
+    if (!sequence.is_finished()) {
+        if (wants_swap) {
+            if (swap_out(sequence)) return;
+            sequence.newest_estimates.size = sequence.previous_estimates.size = 0;
+        }
+        sequence.num_lost = std::max(sequence.num_lost, sequence.num_computed);
+    }
+    drop_resources(sequence);
+}
+
+bool CoreState::swap_out(Sequence& sequence) {
+    if (sequence.num_outputs() == 0 || sequence.num_computed != sequence.length() - 1) return false;
+    const int32_t num_blocks = config.blocks_for(sequence.num_computed);
+    const int32_t num_scores = sequence.is_ratio() ? sequence.num_drafts : 0;
+    const int64_t bytes = swap.bytes_of(num_blocks, num_scores);
+    const int32_t num_found = prefix_cache.find(sequence).num_tokens;
+    if (!swap.accepts(bytes, work.recompute_flops(sequence.num_computed, num_found))) return false;
+    swap.add(bytes);
+    const auto begin = sequence.blocks.begin();
+    swap_outs.push_back({sequence.id, {begin, begin + num_blocks}, sequence.state_slot, num_scores});
+    const uint8_t num_drafts = sequence.num_drafts;
+    drop_resources(sequence);
+    sequence.num_drafts = num_drafts;
+    sequence.swap_bytes = bytes;
+    sequence.is_computed = true;
+    return true;
+}
+
+void CoreState::forget_swap(Sequence& sequence) {
+    swap.remove(std::exchange(sequence.swap_bytes, 0), false);
+    sequence.is_computed = false;
+    sequence.num_lost = std::max(sequence.num_lost, sequence.length() - 1);
+    sequence.num_drafts = 0;
+    sequence.newest_estimates.size = sequence.previous_estimates.size = 0;
+}
+
 void CoreState::drop_resources(Sequence& sequence) {
+    if (sequence.swap_bytes > 0) {  // it has ended
+        swap.remove(std::exchange(sequence.swap_bytes, 0), false);
+        swap_drops.push_back(sequence.id);
+    }
     blocks.release_tail(sequence.blocks, 0);
     if (sequence.state_slot != 0) slots.release(sequence.state_slot);
     sequence.state_slot = 0;
@@ -203,7 +250,7 @@ void CoreState::drop_or_leave(Sequence& sequence) {
     if (sequence.num_in_flight > 0) {
         leaving.push_back(&sequence);
     } else {
-        drop_resources(sequence);
+        swap_or_drop(sequence);
     }
 }
 

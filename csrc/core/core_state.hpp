@@ -21,6 +21,7 @@
 #include "sequence.hpp"
 #include "step_plan.hpp"
 #include "step_time.hpp"
+#include "swap_pool.hpp"
 
 namespace deepinfer {
 
@@ -37,6 +38,7 @@ struct CoreState {
     BlockPool blocks;
     BlockPool slots;
     PrefixCache prefix_cache;
+    SwapPool swap;
     SequencePool sequences;
     StepTime step_time;
     DraftCalibration calibration;
@@ -47,7 +49,10 @@ struct CoreState {
     std::deque<std::shared_ptr<StepPlan>> in_flight;  ///< scheduled and not committed, oldest first
     std::vector<Sequence*> ended;  ///< ended by scheduling itself, not yet told to the caller
     std::vector<int64_t> loading;  ///< admitted with computed bytes since the last plan
+    std::vector<SwapOut> swap_outs;     ///< whose bytes nobody has copied yet
+    std::vector<int64_t> swap_drops;    ///< whose copies nobody needs any more
     int64_t num_preemptions = 0;
+    int64_t num_recomputed_rows = 0;  ///< rows of tokens that had been computed before
     int32_t decode_steps = 0;  ///< since the last prefill step
     int64_t next_step = 1;
 
@@ -69,13 +74,16 @@ struct CoreState {
     void allocate_blocks(int32_t count, std::vector<int32_t>& table);
     /// waiting -> running, when its prompt is scheduled to the end.
     void start_running(Sequence& sequence);
-    /// Back to waiting, to be recomputed; resources go back now, or at the commit when it is in flight.
+    /// Back to waiting, to be recomputed or swapped in; resources go back now, or at the commit when it is in
+    /// flight. A running sequence whose bytes are worth it is listed in `swap_outs` when they do.
     /// With `stop_preempted_request` it ends instead.
     void preempt(Sequence& sequence);
     /// Ends an unfinished sequence.
     void finish(Sequence& sequence, FinishReason reason, ErrorKind kind, double now);
     /// One plan less in flight; the last one gives back what a leaving sequence holds.
     void leave_flight(Sequence& sequence);
+    /// The copy of a swapped sequence is lost or was never made: it is recomputed.
+    void forget_swap(Sequence& sequence);
     /// Back to waiting without a mark: its step never happened, caches may be half written.
     void restart(Sequence& sequence);
     /// The copies to a forked sequence never happened: `restart`, unless it has no use for them any more.
@@ -94,6 +102,8 @@ private:
 
     void detach(Sequence& sequence);         ///< Out of its queue.
     void drop_or_leave(Sequence& sequence);  ///< Drops its resources now, or at the commit.
+    void swap_or_drop(Sequence& sequence);   ///< Nothing of it is in flight.
+    bool swap_out(Sequence& sequence);
 };
 
 }  // namespace deepinfer

@@ -47,18 +47,67 @@ int64_t EngineCore::add_computed(SequenceParams params, ComputedSequence compute
     check_computed(state_.config, params, computed, num_known_ids());
     Sequence& sequence = state_.sequences.create();
     prepare_computed(state_.config, std::move(params), std::move(computed), sequence);
-    state_.waiting.emplace(sequence.id, &sequence);
+    if (!sequence.is_finished()) state_.waiting.emplace(sequence.id, &sequence);
     return sequence.id;
 }
 
-std::vector<AdmittedSequence> EngineCore::admit_computed() {
+std::vector<AdmittedSequence> EngineCore::admit_computed() { return admit_outside(false); }
+
+std::vector<AdmittedSequence> EngineCore::admit_swapped() { return admit_outside(true); }
+
+std::vector<AdmittedSequence> EngineCore::admit_outside(bool is_swapped) {
     const std::lock_guard lock(mutex_);
     std::vector<AdmittedSequence> admitted;
-    for (Sequence* sequence : choose_computed(state_)) {
+    if (is_swapped && state_.swap.stats().num_held == 0) return admitted;
+    DI_CHECK(state_.swap_outs.empty(), "sequence ", state_.swap_outs.front().id, " is not copied yet");
+    for (Sequence* sequence : choose_computed(state_, is_swapped)) {
         state_.admit_computed(*sequence);
         admitted.push_back({sequence->id, sequence->blocks, sequence->state_slot});
     }
     return admitted;
+}
+
+std::pair<std::vector<SwapOut>, std::vector<int64_t>> EngineCore::take_swaps() {
+    const std::lock_guard lock(mutex_);
+    return {std::exchange(state_.swap_outs, {}), std::exchange(state_.swap_drops, {})};
+}
+
+std::vector<int64_t> EngineCore::keep_swaps(std::span<const int64_t> ids) {
+    const std::lock_guard lock(mutex_);
+    state_.swap_outs.clear();
+    state_.swap_drops.clear();
+    std::vector<int64_t> kept;
+    for (const auto& [id, sequence] : state_.waiting) {
+        if (sequence->swap_bytes == 0) continue;
+        if (std::find(ids.begin(), ids.end(), id) != ids.end()) {
+            kept.push_back(id);
+        } else {
+            state_.forget_swap(*sequence);
+        }
+    }
+    return kept;
+}
+
+void EngineCore::set_copy_rate(double bytes_per_second) {
+    const std::lock_guard lock(mutex_);
+    state_.swap.set_copy_rate(bytes_per_second);
+}
+
+void EngineCore::add_prefill_time(const StepPlan& plan, double ms) {
+    const std::lock_guard lock(mutex_);
+    if (!plan.is_prefill()) return;
+    const double rows = plan.num_rows;
+    state_.swap.add_prefill_time(rows * state_.config.flops_per_token + plan.attention_flops, ms);
+}
+
+SwapStats EngineCore::swap_stats() {
+    const std::lock_guard lock(mutex_);
+    return state_.swap.stats();
+}
+
+int64_t EngineCore::num_recomputed_rows() {
+    const std::lock_guard lock(mutex_);
+    return state_.num_recomputed_rows;
 }
 
 bool EngineCore::abort(int64_t id) {
@@ -162,6 +211,7 @@ int32_t EngineCore::discard_in_flight() {
         for (const PlanSequence& entry : plan->sequences) {
             Sequence& sequence = *entry.sequence;
             const bool is_leaving = sequence.is_finished() || sequence.is_evicting;
+            sequence.wants_swap = false;  // its bytes may be half written
             state_.leave_flight(sequence);
             if (!is_leaving && sequence.num_in_flight == 0) state_.restart(sequence);
         }

@@ -51,6 +51,21 @@ public:
     /// Gives blocks and slots to such sequences; they run from the next plan on. Whoever calls fills both
     /// in front of that plan, behind the step in flight: blocks [n] in the order of positions.
     std::vector<AdmittedSequence> admit_computed();
+
+    // Preempted sequences in host memory.
+    /// Sequences to be copied there, by whoever calls, before anything else takes blocks or is launched; and
+    /// those whose copies nobody needs any more.
+    std::pair<std::vector<SwapOut>, std::vector<int64_t>> take_swaps();
+    /// As `admit_computed`, for sequences that were swapped out.
+    std::vector<AdmittedSequence> admit_swapped();
+    /// Of the swapped sequences only these have whole copies; the others are recomputed. Returns those that
+    /// still are swapped.
+    std::vector<int64_t> keep_swaps(std::span<const int64_t> ids);
+    void set_copy_rate(double bytes_per_second);
+    void add_prefill_time(const StepPlan& plan, double ms);
+    SwapStats swap_stats();
+    int64_t num_recomputed_rows();
+
     bool abort(int64_t id);
     /// Ends a sequence with its first `num_output_tokens` outputs, or corrects one that has just ended.
     void stop(int64_t id, int32_t num_output_tokens, FinishReason reason);
@@ -118,6 +133,7 @@ public:
 
 private:
     void require_outstanding(const StepPlan& plan) const;
+    std::vector<AdmittedSequence> admit_outside(bool is_swapped);
     int32_t num_known_ids() const;
     std::unique_ptr<DraftBudget> make_budget();
 

@@ -53,8 +53,9 @@ double WorkModel::attention_flops(int64_t begin, int64_t end) const {
     return flops;
 }
 
-double WorkModel::recompute_flops(int64_t num_tokens) const {
-    return flops_per_token_ * static_cast<double>(num_tokens) + attention_flops(0, num_tokens);
+double WorkModel::recompute_flops(int64_t num_tokens, int64_t num_found) const {
+    return flops_per_token_ * static_cast<double>(num_tokens - num_found) +
+           attention_flops(num_found, num_tokens);
 }
 
 int32_t WorkModel::max_queries(int64_t begin, int32_t max_queries, double budget) const {

@@ -25,8 +25,8 @@ public:
     /// Attention work of the queries at positions [begin, end).
     double attention_flops(int64_t begin, int64_t end) const;
 
-    /// Work of prefilling `num_tokens` tokens from nothing.
-    double recompute_flops(int64_t num_tokens) const;
+    /// Work of prefilling `num_tokens` tokens, of which the first `num_found` need none.
+    double recompute_flops(int64_t num_tokens, int64_t num_found = 0) const;
 
     /// Largest n <= max_queries with attention_flops(begin, begin + n) <= budget.
     int32_t max_queries(int64_t begin, int32_t max_queries, double budget) const;

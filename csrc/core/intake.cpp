@@ -31,6 +31,17 @@ void check_prompt(const CoreConfig& config, std::span<const int32_t> prompt, int
     }
 }
 
+void check_content(std::span<const ContentKey> keys, size_t num_prompt) {
+    for (const ContentKey& key : keys) {
+        const int64_t end = int64_t{key.first_token} + key.num_tokens;
+        if (key.first_token < 0 || key.num_tokens < 1 || end > static_cast<int64_t>(num_prompt)) {
+            throw std::invalid_argument(concat("a content key covers tokens ", key.first_token, "..", end - 1,
+                                               " of a prompt of ", num_prompt));
+        }
+        if (key.key.empty()) throw std::invalid_argument("a content key is empty; it needs a byte at least");
+    }
+}
+
 void check_params(const SequenceParams& params) {
     if (params.max_tokens == 0 || params.max_tokens < -1) {
         throw std::invalid_argument(
@@ -59,6 +70,7 @@ void check_request(const CoreConfig& config, const SequenceParams& params, std::
                    int32_t num_ids) {
     check_prompt(config, prompt, num_ids);
     check_params(params);
+    check_content(params.content_keys, prompt.size());
     const int32_t num_prompt = static_cast<int32_t>(prompt.size());
     // The last token is never read, so it needs no place.
     const int32_t longest = limit_length(config, params, num_prompt) - 1;
@@ -106,12 +118,13 @@ void check_computed(const CoreConfig& config, const SequenceParams& params, cons
                     int32_t num_ids) {
     const int32_t length = static_cast<int32_t>(computed.tokens.size());
     const int32_t num_prompt = computed.num_prompt;
-    if (num_prompt < 1 || num_prompt >= length) {
+    const bool has_ended = computed.finish_reason != FinishReason::kNone;
+    if (num_prompt < 1 || num_prompt > length || (num_prompt == length && !has_ended)) {
         throw std::invalid_argument(
             concat("num_prompt=", num_prompt, " of ", length, " tokens; a prompt and an output are needed"));
     }
     check_request(config, params, std::span(computed.tokens).first(num_prompt), num_ids);
-    if (length >= limit_length(config, params, num_prompt)) {
+    if (!has_ended && length >= limit_length(config, params, num_prompt)) {
         throw std::invalid_argument(concat("it has ", length, " tokens and ends at ",
                                            limit_length(config, params, num_prompt), ": nothing is left"));
     }
@@ -141,7 +154,10 @@ void check_computed(const CoreConfig& config, const SequenceParams& params, cons
         check_size(name, store.top_values.size(), top);
     };
     check_store("logprobs", computed.output_logprobs, params.num_logprobs, length - num_prompt);
-    check_store("prompt_logprobs", computed.prompt_logprobs, params.num_prompt_logprobs, num_prompt - 1);
+    // One that was aborted may have scored its prompt in part.
+    const int32_t num_scored =
+        has_ended ? static_cast<int32_t>(computed.prompt_logprobs.values.size()) : num_prompt - 1;
+    check_store("prompt_logprobs", computed.prompt_logprobs, params.num_prompt_logprobs, num_scored);
 }
 
 void prepare_computed(const CoreConfig& config, SequenceParams params, ComputedSequence&& computed,
@@ -161,13 +177,20 @@ void prepare_computed(const CoreConfig& config, SequenceParams params, ComputedS
     };
     fill(sequence.output_logprobs, std::move(computed.output_logprobs));
     fill(sequence.prompt_logprobs, std::move(computed.prompt_logprobs));
-    if (sequence.prompt_logprobs) sequence.num_scored = num_prompt - 1;
+    if (sequence.prompt_logprobs)
+        sequence.num_scored = static_cast<int32_t>(sequence.prompt_logprobs->values.size());
     sequence.num_drafts = static_cast<uint8_t>(computed.drafts.size());
     sequence.newest_estimates.size = sequence.num_drafts;
     std::copy(computed.drafts.begin(), computed.drafts.end(), sequence.drafts.begin());
     std::copy(computed.confidences.begin(), computed.confidences.end(),
               sequence.newest_estimates.confidences.begin());
-    sequence.is_computed = true;
+    sequence.is_computed = computed.finish_reason == FinishReason::kNone;
+    if (sequence.is_computed) return;
+    sequence.status = SequenceStatus::kFinished;
+    sequence.finish_reason = computed.finish_reason;
+    sequence.error_kind = computed.error_kind;
+    sequence.stop_token = computed.stop_token;
+    sequence.metrics.finish = monotonic_seconds();
 }
 
 }  // namespace deepinfer

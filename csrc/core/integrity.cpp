@@ -108,6 +108,23 @@ void check_lengths(const CoreState& state) {
     }
 }
 
+void check_swaps(const CoreState& state) {
+    int32_t num_held = 0;
+    int64_t held_bytes = 0;
+    for (const auto& [id, sequence] : state.sequences.all()) {
+        DI_CHECK(!sequence->wants_swap || sequence->num_in_flight > 0, "sequence ", id, " is never swapped");
+        if (sequence->swap_bytes == 0) continue;
+        ++num_held;
+        held_bytes += sequence->swap_bytes;
+        DI_CHECK(sequence->is_computed && sequence->status == SequenceStatus::kWaiting, "sequence ", id,
+                 " is swapped out and does not wait for its bytes");
+    }
+    const SwapStats stats = state.swap.stats();
+    DI_CHECK(num_held == stats.num_held && held_bytes == stats.held_bytes, "swapped=", num_held, " with ",
+             held_bytes, " bytes, counted=", stats.num_held, " with ", stats.held_bytes);
+    DI_CHECK(held_bytes <= state.swap.limit_bytes(), "swapped bytes=", held_bytes);
+}
+
 /// A block with several holders, or one that is known, is full and nobody writes to it any more.
 void check_sharing(const CoreState& state, const std::vector<int32_t>& holders) {
     const int32_t size = state.config.block_size;
@@ -156,6 +173,7 @@ void check_integrity(const CoreState& state) {
     state.prefix_cache.check();
     check_queues(state);
     check_lengths(state);
+    check_swaps(state);
     std::unordered_map<const Sequence*, int32_t> flights;
     for (const auto& plan : state.in_flight) {
         for (const PlanSequence& entry : plan->sequences) ++flights[entry.sequence];

@@ -49,7 +49,9 @@ PrefixHash PrefixCache::key_of(Sequence& sequence) const {
     PrefixKeys& keys = sequence.prefix.keys;
     if (keys.whole_length != sequence.length()) {
         const int32_t full = sequence.length() / block_size_;
-        const PrefixHash front = full > 0 ? hash_of(sequence, full - 1) : root_.extend({}, hash_bits_);
+        PrefixHash front = full > 0 ? hash_of(sequence, full - 1) : root_.extend({}, hash_bits_);
+        const std::string content = content_of(sequence, full);
+        if (!content.empty()) front = front.extend(content);
         const std::span<const int32_t> rest =
             std::span(sequence.tokens).subspan(static_cast<size_t>(full) * static_cast<size_t>(block_size_));
         keys.whole = front.extend(rest, hash_bits_);
@@ -59,7 +61,7 @@ PrefixHash PrefixCache::key_of(Sequence& sequence) const {
 }
 
 bool PrefixCache::may_share(const Sequence& one, const Sequence& other) const {
-    return one.params.cache_salt == other.params.cache_salt &&
+    return one.params.content_keys == other.params.content_keys &&
            one.replay_start(replay_keep_tokens_) == other.replay_start(replay_keep_tokens_);
 }
 
@@ -84,7 +86,7 @@ void PrefixCache::publish(Sequence& sequence, int32_t num_tokens) {
     prefix = {std::move(prefix.keys), index, parent, parent == 0 ? 0 : nodes_[parent].serial};
 }
 
-void PrefixCache::publish_snapshot(Sequence& sequence, int32_t border, int32_t slot) {
+void PrefixCache::publish_snapshot(Sequence& sequence, int32_t border, int32_t slot, bool is_passing) {
     publish(sequence, border);
     const PublishedPrefix& prefix = sequence.prefix;
     int32_t node = prefix.node;
@@ -96,8 +98,22 @@ void PrefixCache::publish_snapshot(Sequence& sequence, int32_t border, int32_t s
     if (is_there && nodes_[node].snapshot == 0) {
         keep_snapshot(node, slot);
         report(node);
+        if (is_passing) {
+            nodes_[node].is_passing = true;
+            ++stats_.num_passed;
+            const int32_t parent = nodes_[node].parent;
+            if (parent != 0 && nodes_[parent].is_passing) drop_snapshot(parent);
+        }
     }
     slots_.release(slot);
+}
+
+void PrefixCache::drop_snapshot(int32_t node) {
+    const int32_t slot = nodes_[node].snapshot;
+    nodes_[node].snapshot = owners_[slot] = 0;
+    nodes_[node].is_passing = false;
+    slots_.forget(slot);
+    --stats_.num_snapshots;
 }
 
 void PrefixCache::keep_snapshot(int32_t node, int32_t slot) {
@@ -125,11 +141,7 @@ int32_t PrefixCache::take_block() {
 
 int32_t PrefixCache::take_slot() {
     if (slots_.num_plain() == 0 && slots_.num_cached() > 0) {
-        const int32_t slot = slots_.oldest_cached();
-        nodes_[owners_[slot]].snapshot = 0;
-        owners_[slot] = 0;
-        slots_.forget(slot);
-        --stats_.num_snapshots;
+        drop_snapshot(owners_[slots_.oldest_cached()]);
         ++stats_.num_evicted_snapshots;
     }
     return slots_.allocate();
@@ -200,13 +212,13 @@ void PrefixCache::check() const {
 PrefixHash PrefixCache::hash_of(Sequence& sequence, int32_t index) const {
     std::vector<PrefixHash>& hashes = sequence.prefix.keys.blocks;
     while (static_cast<int32_t>(hashes.size()) <= index) {
-        // Salts are tokens in front of the first one.
-        const int32_t salt[] = {static_cast<int32_t>(sequence.params.cache_salt),
-                                static_cast<int32_t>(sequence.params.cache_salt >> 32),
-                                sequence.replay_start(replay_keep_tokens_)};
-        const PrefixHash front = hashes.empty() ? root_.extend(salt) : hashes.back();
-        hashes.push_back(
-            front.extend(tokens_of(sequence, static_cast<int32_t>(hashes.size())), hash_bits_));
+        // A salt is a token in front of the first one.
+        const int32_t salt[] = {sequence.replay_start(replay_keep_tokens_)};
+        PrefixHash front = hashes.empty() ? root_.extend(salt) : hashes.back();
+        const int32_t next = static_cast<int32_t>(hashes.size());
+        const std::string content = content_of(sequence, next);
+        if (!content.empty()) front = front.extend(content);
+        hashes.push_back(front.extend(tokens_of(sequence, next), hash_bits_));
     }
     return hashes[index];
 }
@@ -216,12 +228,33 @@ std::span<const int32_t> PrefixCache::tokens_of(const Sequence& sequence, int32_
     return std::span(sequence.tokens).subspan(static_cast<size_t>(index) * size, size);
 }
 
+/// The content keys that a block touches: for each where it begins in the block, which part of its tokens the
+/// block holds, and its bytes. Empty for most blocks.
+std::string PrefixCache::content_of(const Sequence& sequence, int32_t index) const {
+    std::string content;
+    const int64_t begin = int64_t{index} * block_size_;
+    for (const ContentKey& key : sequence.params.content_keys) {
+        const int64_t first = key.first_token, end = first + key.num_tokens;
+        if (first >= begin + block_size_ || end <= begin) continue;
+        for (const int64_t value : {first - begin, end - begin, static_cast<int64_t>(key.key.size())}) {
+            for (int shift = 0; shift < 64; shift += 8) content.push_back(static_cast<char>(value >> shift));
+        }
+        content += key.key;
+    }
+    return content;
+}
+
+bool PrefixCache::has_content(const Node& node, const Sequence& sequence, int32_t index) const {
+    if (sequence.params.content_keys.empty()) return node.content.empty();
+    return node.content == content_of(sequence, index);
+}
+
 int32_t PrefixCache::find_child(int32_t parent, Sequence& sequence, int32_t index) const {
     const auto found = index_.find(hash_of(sequence, index));
     if (found == index_.end()) return 0;
     const int32_t block = found->second;
     const Node& node = nodes_[block];
-    if (node.parent != parent || node.salt != sequence.params.cache_salt ||
+    if (node.parent != parent || !has_content(node, sequence, index) ||
         node.window_start != sequence.replay_start(replay_keep_tokens_)) {
         return 0;
     }
@@ -234,7 +267,7 @@ void PrefixCache::insert(int32_t block, int32_t parent, Sequence& sequence, int3
     Node& node = nodes_[block];
     DI_CHECK(node.serial == 0, "block ", block, " is known");
     node.hash = hash_of(sequence, index);
-    node.salt = sequence.params.cache_salt;
+    node.content = content_of(sequence, index);
     node.window_start = sequence.replay_start(replay_keep_tokens_);
     node.serial = next_serial_++;
     node.parent = parent;
@@ -255,9 +288,9 @@ void PrefixCache::remove_with_children(int32_t block) {
             block = nodes_[block].first_child;
             continue;
         }
-        const Node node = nodes_[block];
+        const int32_t parent = nodes_[block].parent, sibling = nodes_[block].next_sibling;
         remove(block);
-        block = node.next_sibling != 0 && node.parent != stop ? node.next_sibling : node.parent;
+        block = sibling != 0 && parent != stop ? sibling : parent;
     }
 }
 
@@ -269,11 +302,7 @@ void PrefixCache::remove(int32_t block) {
         nodes_[node.parent].first_child = node.next_sibling;
     }
     if (node.next_sibling != 0) nodes_[node.next_sibling].previous_sibling = node.previous_sibling;
-    if (node.snapshot != 0) {
-        owners_[node.snapshot] = 0;
-        slots_.forget(node.snapshot);
-        --stats_.num_snapshots;
-    }
+    if (node.snapshot != 0) drop_snapshot(block);
     index_.erase(node.hash);
     node = {};
     blocks_.forget(block);

@@ -7,14 +7,15 @@
 ///     root - [tokens 0..127 | block 7] - [128..255 | block 9 | snapshot 31] - [256..383 | block 4]
 ///                                      \ [128..255, other tokens | block 12]
 ///
-/// A node is found by a chained hash and proved by its own tokens and its parent, so two prefixes are never
-/// taken for one. Blocks and snapshots that nobody holds stay in their pools' cached lists; what is taken
+/// A node is found by a chained hash and proved by its own tokens, content keys and parent, so two prefixes
+/// are never taken for one. Blocks and snapshots that nobody holds stay in their pools' cached lists; what is taken
 /// from there, the least recently used first, is forgotten here with everything behind it.
 #pragma once
 
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <string>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -57,6 +58,7 @@ struct PrefixCacheStats {
     int64_t num_forks = 0;         ///< admissions that took everything from an equal prompt beside them
     int64_t num_evicted_blocks = 0;
     int64_t num_evicted_snapshots = 0;
+    int64_t num_passed = 0;     ///< snapshots that decode steps have left
     int32_t num_blocks = 0;     ///< known now
     int32_t num_snapshots = 0;  ///< kept now
 };
@@ -71,6 +73,8 @@ public:
     PrefixHit find(Sequence& sequence) const;
     /// Takes a hit's blocks, from now on held by the caller, and marks its snapshot as used.
     void take(const PrefixHit& hit);
+    /// Hash of the tokens up to the end of a full block.
+    PrefixHash hash_of(Sequence& sequence, int32_t index) const;
     /// Hash of all tokens of a sequence.
     PrefixHash key_of(Sequence& sequence) const;
     /// Whether two sequences compute the same from the same tokens, and may share it.
@@ -78,8 +82,9 @@ public:
 
     /// The first `num_tokens` tokens of a sequence are computed: its full blocks are known from now on.
     void publish(Sequence& sequence, int32_t num_tokens);
-    /// `slot`, held by the caller, is the state at `border`; it is kept or given back.
-    void publish_snapshot(Sequence& sequence, int32_t border, int32_t slot);
+    /// `slot`, held by the caller, is the state at `border`; it is kept or given back. Of the borders that a
+    /// sequence passes while it decodes (`is_passing`) only the newest one's stays.
+    void publish_snapshot(Sequence& sequence, int32_t border, int32_t slot, bool is_passing);
     /// Something is wrong with what a sequence computed: forgets its blocks.
     void retract(const Sequence& sequence);
 
@@ -114,18 +119,21 @@ public:
 private:
     struct Node {
         PrefixHash hash;
-        uint64_t salt = 0;
+        std::string content;       ///< see `content_of`
         int32_t window_start = 0;  ///< with bounded replay: a state is that of windows that begin here
         int64_t serial = 0;  ///< 0: not in use
         int32_t parent = 0;  ///< 0: the root
         int32_t first_child = 0, next_sibling = 0, previous_sibling = 0;
         int32_t snapshot = 0;  ///< 0: none
+        bool is_passing = false;  ///< a decode step has left it
     };
 
-    PrefixHash hash_of(Sequence& sequence, int32_t index) const;
     std::span<const int32_t> tokens_of(const Sequence& sequence, int32_t index) const;
+    std::string content_of(const Sequence& sequence, int32_t index) const;
+    bool has_content(const Node& node, const Sequence& sequence, int32_t index) const;
     int32_t find_child(int32_t parent, Sequence& sequence, int32_t index) const;
     void keep_snapshot(int32_t node, int32_t slot);
+    void drop_snapshot(int32_t node);
     void report(int32_t node);
     void insert(int32_t block, int32_t parent, Sequence& sequence, int32_t index);
     void remove_with_children(int32_t block);

@@ -11,10 +11,13 @@ std::vector<PublishedBorder> PrefixCache::take_published() { return std::exchang
 
 void PrefixCache::report(int32_t node) {
     // Private prefixes and windows that replay has cut stay inside.
-    if (!is_reporting_ || nodes_[node].salt != 0 || nodes_[node].window_start != 0) return;
+    if (!is_reporting_ || nodes_[node].window_start != 0) return;
     PublishedBorder border;
     border.snapshot = nodes_[node].snapshot;
-    for (int32_t block = node; block != 0; block = nodes_[block].parent) border.blocks.push_back(block);
+    for (int32_t block = node; block != 0; block = nodes_[block].parent) {
+        if (!nodes_[block].content.empty()) return;
+        border.blocks.push_back(block);
+    }
     std::reverse(border.blocks.begin(), border.blocks.end());
     for (const int32_t block : border.blocks) {
         const auto begin = tokens_.begin() + int64_t{block} * block_size_;
@@ -24,7 +27,7 @@ void PrefixCache::report(int32_t node) {
 }
 
 bool PrefixCache::may_exchange(const Sequence& sequence) const {
-    return is_enabled_ && !sequence.still_scores() && sequence.params.cache_salt == 0 &&
+    return is_enabled_ && !sequence.still_scores() && sequence.params.content_keys.empty() &&
            sequence.replay_start(replay_keep_tokens_) == 0;
 }
 

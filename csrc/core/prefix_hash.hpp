@@ -3,8 +3,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <functional>
 #include <span>
+#include <string_view>
+#include <vector>
 
 namespace deepinfer {
 
@@ -28,6 +31,14 @@ struct PrefixHash {
         if (num_bits < 128) next.high &= num_bits <= 64 ? 0 : (uint64_t{1} << (num_bits - 64)) - 1;
         if (num_bits < 64) next.low &= (uint64_t{1} << num_bits) - 1;
         return next;
+    }
+
+    /// The same with bytes, which no tokens are taken for.
+    PrefixHash extend(std::string_view bytes) const {
+        std::vector<int32_t> words{-1, static_cast<int32_t>(bytes.size())};
+        words.resize(2 + (bytes.size() + 3) / 4);
+        std::memcpy(words.data() + 2, bytes.data(), bytes.size());
+        return extend(words);
     }
 
 private:

@@ -41,6 +41,29 @@ void add_to_plan(StepPlan& plan, Sequence& sequence, int32_t start, int32_t num_
     if (sequence.metrics.first_scheduled == 0.0) sequence.metrics.first_scheduled = now;
 }
 
+/// The border that a decode step of `sequence` may pass, ending at most at `max_end`; 0: none.
+///
+/// When it does, the step begins in front of the border, so it ends at most `num_draft_tokens` rows behind it
+/// and the rings still hold all that a query at the border reads. An owner's open group is empty at a border.
+int32_t border_passed(const CoreState& state, const Sequence& sequence, int32_t max_end) {
+    if (!state.config.prefix_caching) return 0;
+    int32_t start = sequence.num_computed;  // at least
+    if (sequence.num_in_flight > 0) {
+        start = state.in_flight.back()->is_prefill() ? sequence.next_computed() : start + 1;
+    }
+    const int32_t size = state.config.block_size;
+    const int32_t border = (start / size + 1) * size;
+    return border <= max_end ? border : 0;
+}
+
+/// Keeps the state that `sequence` has when the step ends, if there is a slot for it.
+void keep_state(CoreState& state, StepPlan& plan, Sequence& sequence, int32_t border) {
+    if (state.slots.num_free() == 0) return;
+    const int32_t slot = state.prefix_cache.take_slot();
+    plan.state_copies.push_back({sequence.state_slot, slot});
+    plan.snapshots.push_back({&sequence, border, slot});
+}
+
 }  // namespace
 
 void settle_rows(CoreState& state, StepPlan& plan, std::span<const int32_t> seqlens_q) {
@@ -137,6 +160,7 @@ std::shared_ptr<StepPlan> Scheduler::plan_prefill(CoreState& state) {
             state.prefix_cache.count_query(sequence, chunk.hit.num_tokens);
             state.admit(sequence, std::move(chunk.hit));
             if (snapshot != 0) plan->slot_copies.push_back({snapshot, sequence.state_slot});
+            if (chunk.is_cut) sequence.fork_border = chunk.state_border;
         }
         const bool is_last = chunk.start + chunk.num_rows == sequence.length();
         add_to_plan(*plan, sequence, chunk.start, chunk.num_rows, chunk.num_rows, is_last ? 1 : 0, now);
@@ -147,10 +171,11 @@ std::shared_ptr<StepPlan> Scheduler::plan_prefill(CoreState& state) {
         state.admit_fork(*fork.sequence, *fork.leader, *plan);
     }
     for (const PrefillChoice::Chunk& chunk : choice.chunks) {
-        if (chunk.state_border != chunk.start + chunk.num_rows || state.slots.num_free() == 0) continue;
-        const int32_t slot = state.prefix_cache.take_slot();
-        plan->state_copies.push_back({chunk.sequence->state_slot, slot});
-        plan->snapshots.push_back({chunk.sequence, chunk.state_border, slot});
+        const int32_t end = chunk.start + chunk.num_rows;
+        const bool ends_at_border = end == chunk.sequence->length() && end % state.config.block_size == 0;
+        if (chunk.state_border == end || (ends_at_border && state.config.prefix_caching)) {
+            keep_state(state, *plan, *chunk.sequence, end);
+        }
     }
     // Who was forked computes his last token next, together with the others.
     state.decode_steps = choice.forks.empty() ? 0 : state.config.prefill_attempt_interval;
@@ -171,8 +196,11 @@ std::shared_ptr<StepPlan> Scheduler::plan_decode(CoreState& state, std::vector<i
     for (const DecodeChoice::Row& row : choice.rows) {
         const int32_t num_rows = 1 + row.num_drafts;
         plan->num_draft_rows += row.num_drafts;
-        add_to_plan(*plan, *row.sequence, row.sequence->next_computed(), num_rows, 1 + row.max_drafts,
-                    num_rows, now);
+        Sequence& sequence = *row.sequence;
+        const int32_t start = sequence.next_computed(), max_rows = 1 + row.max_drafts;
+        const int32_t border = border_passed(state, sequence, start + max_rows);
+        add_to_plan(*plan, sequence, start, num_rows, max_rows, num_rows, now);
+        if (border > 0) keep_state(state, *plan, sequence, border);
     }
     plan->can_redistribute = std::any_of(plan->sequences.begin(), plan->sequences.end(),
                                          [](const auto& entry) { return entry.max_rows > entry.num_rows; });

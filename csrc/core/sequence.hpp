@@ -9,6 +9,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <unordered_map>
 #include <vector>
 
@@ -16,6 +17,16 @@
 #include "types.hpp"
 
 namespace deepinfer {
+
+/// What prompt tokens [first_token, first_token + num_tokens) stand for beyond their ids, such as the pixels
+/// of an image. What is computed under a key is shared only under equal keys at the same tokens.
+struct ContentKey {
+    int32_t first_token = 0;
+    int32_t num_tokens = 0;
+    std::string key;  ///< bytes, not empty
+
+    bool operator==(const ContentKey&) const = default;
+};
 
 /// What a caller asks of one sequence; field names follow deepinfer/sampling_params.py.
 struct SequenceParams {
@@ -41,7 +52,7 @@ struct SequenceParams {
     int32_t num_prompt_logprobs = -1;
     std::vector<int32_t> golden_token_ids;  ///< forced output tokens by output index; -1 leaves one free
     bool needs_text = false;                ///< its new tokens are listed in `CommitResult`
-    uint64_t cache_salt = 0;                ///< only sequences of one salt share what they computed
+    std::vector<ContentKey> content_keys;   ///< part of the prefix hashes of the blocks that they touch
     double arrival_time = -1.0;             ///< monotonic seconds; negative: the moment of `add`
 };
 
@@ -96,7 +107,8 @@ struct FollowedBlock {
     uint8_t num_accepted = 0;  ///< `size`: it stood, the token behind it is to come
 };
 
-/// A sequence that another engine has begun: everything but the bytes of its blocks and its slot.
+/// A sequence that another engine has begun, or that has ended there: everything but the bytes of its blocks
+/// and its slot.
 struct ComputedSequence {
     std::vector<int32_t> tokens;  // [num_prompt + outputs], at least one output
     int32_t num_prompt = 0;
@@ -105,6 +117,9 @@ struct ComputedSequence {
     LogprobStore output_logprobs;
     LogprobStore prompt_logprobs;
     SequenceMetrics metrics;  ///< its times and counts so far
+    FinishReason finish_reason = FinishReason::kNone;  ///< else it has ended, maybe without an output
+    ErrorKind error_kind = ErrorKind::kNone;
+    int32_t stop_token = -1;
 };
 
 /// Hashes of a sequence's tokens, computed when somebody asks.
@@ -143,6 +158,8 @@ struct Sequence {
     bool has_sparse_inputs = false;  ///< penalties, bias, bans or an allowed list
     bool hands_off = false;          ///< ends with `kHandOff` behind its first sampled token
     bool is_computed = false;        ///< waits for blocks and a slot only: somebody outside holds their bytes
+    bool wants_swap = false;         ///< preempted: its bytes go to the host when no step uses them any more
+    int64_t swap_bytes = 0;          ///< of the host memory that holds it; 0: none
     int32_t num_prompt = 0;
     int32_t num_computed = 0;
     int32_t limit_length = 0;   ///< total tokens at which it ends with kLength
@@ -161,7 +178,8 @@ struct Sequence {
     int32_t kept_outputs = -1;  ///< outputs that count after `stop` cut it short; -1: all
     int32_t num_overtaken = 0;  ///< later requests admitted while this one did not fit
     int32_t num_scored = 0;     ///< prompt log-probabilities received
-    int32_t fork_border = 0;    ///< where known blocks without a state ended when it was admitted
+    int32_t num_lost = 0;       ///< tokens that were computed and forgotten, by a preemption or a failed step
+    int32_t fork_border = 0;    ///< where a state is to be kept because another prompt parts from it there
     bool is_offered = false;    ///< a store outside was asked for its prefix
     int32_t publish_at = 0;     ///< computed tokens that complete its next unpublished block
     PublishedPrefix prefix;

@@ -40,7 +40,8 @@ struct Copy {
     int32_t target = 0;
 };
 
-/// The state of a sequence behind a prefill step, to be known once the step is committed.
+/// The state of a sequence at a border that the step reaches, or in a decode step may pass, to be known once
+/// the step is committed.
 struct Snapshot {
     Sequence* sequence = nullptr;
     int32_t border = 0;

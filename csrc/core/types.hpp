@@ -27,6 +27,9 @@ enum class ErrorKind : uint8_t {
     kInternal = 6,
 };
 
+/// What becomes of the bytes of a preempted sequence (see swap_pool.hpp).
+enum class PreemptionMode : uint8_t { kRecompute = 0, kSwap = 1, kAuto = 2 };
+
 /// Most drafts that a sequence can hold; `CoreConfig::num_draft_tokens` may not exceed it.
 inline constexpr int32_t kMaxDrafts = 16;
 

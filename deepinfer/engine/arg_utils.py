@@ -60,6 +60,14 @@ NUM_PREFIX_STATES = 64
 PREFIX_STATES_SHARE = 16
 
 
+# What becomes of the bytes of a preempted request.
+PREEMPTION_MODES = ("auto", "recompute", "swap")
+
+# Host memory for them when nobody says how much, and the share of memory that it may be.
+SWAP_BYTES = 4 << 30
+SWAP_SHARE = 16
+
+
 # Limit of a directory that is given as the KV store.
 KV_STORE_BYTES = 16 << 30
 
@@ -82,6 +90,9 @@ class EngineArgs:
         tokens_per_block: -1, or the paged block size, which is fixed at 128.
         lookahead_tokens: smallest partial chunk worth starting.
         stop_preempted_request: end a preempted request with an error instead of recomputing it.
+        preemption_mode: what becomes of the caches of a preempted request: "recompute" forgets them, "swap"
+            keeps them in host memory while there is room, "auto" does so where that takes less time.
+        swap_space: host memory for them in GiB; 4, or a sixteenth of the engine's memory, when None.
         engine_type: which phases the engine runs; PROMPT and COMPLETION engines are connected with
             `LLMEngine.connect`.
         arithmetic: rounding preset: "float32", "w8a8", "bfloat16" or "plain"; "float32" on a CPU when None.
@@ -121,6 +132,8 @@ class EngineArgs:
     tokens_per_block: int = -1
     lookahead_tokens: int = 0
     stop_preempted_request: bool = False
+    preemption_mode: str = "auto"
+    swap_space: float | None = None
     engine_type: EngineType = EngineType.NORMAL
     arithmetic: str | None = None
     batch_invariant: bool | None = None
@@ -146,6 +159,10 @@ class EngineArgs:
         if self.logprobs_mode not in LOGPROBS_MODES:
             raise ValueError(
                 f"logprobs_mode={self.logprobs_mode!r}: choose one of {', '.join(LOGPROBS_MODES)}"
+            )
+        if self.preemption_mode not in PREEMPTION_MODES:
+            raise ValueError(
+                f"preemption_mode={self.preemption_mode!r}: choose one of {', '.join(PREEMPTION_MODES)}"
             )
         if self.prefix_state_interval % BLOCK_SIZE:
             raise ValueError(
@@ -193,6 +210,11 @@ class EngineArgs:
             isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1
         ):
             raise ValueError(f"gpu_memory_utilization={share!r}: expected a number above 0 and at most 1")
+        space = self.swap_space
+        if space is not None and (
+            isinstance(space, bool) or not isinstance(space, (int, float)) or not 0 <= space < math.inf
+        ):
+            raise ValueError(f"swap_space={space!r}: expected a number of GiB >= 0; 0 swaps nothing")
         limit = self.max_prefill_tflops
         if isinstance(limit, bool) or not isinstance(limit, (int, float)) or not 0 <= limit < math.inf:
             raise ValueError(f"max_prefill_tflops={limit!r}: expected a number >= 0; 0 means no limit")
@@ -346,6 +368,15 @@ class EngineArgs:
             num_prefix_states=num_states,
             prefix_state_interval=self.prefix_state_interval,
         )
+
+    def resolve_swap_bytes(self) -> int:
+        """Host memory for the caches of preempted requests; 0 where these are recomputed or end."""
+        is_prompt_only = self.engine_type == EngineType.PROMPT  # its requests leave instead
+        if self.preemption_mode == "recompute" or self.stop_preempted_request or is_prompt_only:
+            return 0
+        if self.swap_space is not None:
+            return int(self.swap_space * (1 << 30))
+        return min(SWAP_BYTES, (self.memory_limit() or _physical_memory()) // SWAP_SHARE)
 
     def resolve_kv_store(self) -> tuple[KVStore | None, bool]:
         """The KV store, and whether it is the engine's own.

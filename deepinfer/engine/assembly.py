@@ -299,6 +299,7 @@ class OutputAssembler:
             num_prompt_logprobs=-1 if params.prompt_logprobs is None or index else params.prompt_logprobs,
             golden_token_ids=list(params.golden_token_ids),
             needs_text=stream or bool(params.stop),
+            content_keys=_content_keys(request),
         )
 
     def _abort(self, seq_id: int) -> bool:
@@ -315,3 +316,10 @@ class OutputAssembler:
             with contextlib.suppress(KeyError):
                 self._core.release(seq_id)
             self._owners.pop(seq_id, None)
+
+
+def _content_keys(request: Request) -> list[tuple[int, int, bytes]]:
+    """What the prompt's tokens stand for beyond their ids: (first token, number of tokens, key)."""
+    if request.cache_salt is None:
+        return []
+    return [(0, 1, b"cache_salt:" + request.cache_salt.encode())]  # all else is behind the first token

@@ -208,6 +208,7 @@ class PromptSide(HandOff):
                 "max_tokens": request.max_tokens,
                 "seed": request.seeds[0],
                 "is_ratio": request.is_ratio,
+                "cache_salt": request.cache_salt,
                 "stream": leaving.state.stream,
                 "arrival_time": leaving.state.arrival_time,
                 "arrival": metrics.arrival,
@@ -302,6 +303,7 @@ class CompletionSide(HandOff):
             seeds=(sampling["seed"],),
             is_ratio=sampling["is_ratio"],
             grammar=params.grammar,
+            cache_salt=sampling["cache_salt"],
         )
         if request.grammar is None:
             self._resume(state, request)

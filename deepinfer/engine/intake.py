@@ -49,6 +49,8 @@ class InvalidRequestError(ValueError):
         )
 
 
+_PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
+
 MAX_COMPLETIONS = 1 << 16  # of one request; each is a sequence of its own from the start
 
 
@@ -60,15 +62,17 @@ class Prompt:
     token_ids: Any
     unknown: tuple[str, ...] = ()  # keys of a dict that mean nothing
     error: str | None = None  # why there is neither, when making the prompt failed
+    cache_salt: Any = None  # only prompts of one salt share what they compute
 
     @classmethod
     def of(cls, value: Any) -> Prompt:
-        """From text, token ids, or a dict with `prompt` and/or `prompt_token_ids`."""
+        """From text, token ids, or a dict with `prompt` and/or `prompt_token_ids`, and maybe `cache_salt`."""
         if isinstance(value, Prompt):
             return value
         if isinstance(value, dict):
-            unknown = tuple(str(key) for key in value if key not in ("prompt", "prompt_token_ids"))
-            return cls(value.get("prompt"), value.get("prompt_token_ids"), unknown)
+            unknown = tuple(str(key) for key in value if key not in _PROMPT_KEYS)
+            salt = value.get("cache_salt")
+            return cls(value.get("prompt"), value.get("prompt_token_ids"), unknown, cache_salt=salt)
         if isinstance(value, str):
             return cls(value, None)
         return cls(None, value)
@@ -86,6 +90,7 @@ class Request:
     seeds: tuple[int, ...]  # one uint64 per sample
     is_ratio: bool  # drafts are tested by the ratio of probabilities
     grammar: GrammarSpec | None = None  # what the output has to follow, ready to be compiled
+    cache_salt: str | None = None
 
 
 class Intake:
@@ -137,6 +142,7 @@ class Intake:
             seeds=tuple(sample_seed(seed, index) for index in range(params.n)),
             is_ratio=(params.verification or self._verification) == "ratio",
             grammar=self._grammar(params),
+            cache_salt=_salt(prompt.cache_salt),
         )
 
     def _grammar(self, params: SamplingParams) -> GrammarSpec | None:
@@ -160,7 +166,8 @@ class Intake:
         if prompt.unknown:
             raise InvalidRequestError(
                 "invalid_request",
-                f"the prompt has the unknown key {prompt.unknown[0]!r}: use prompt or prompt_token_ids",
+                f"the prompt has the unknown key {prompt.unknown[0]!r}: use prompt or prompt_token_ids, "
+                "and cache_salt",
             )
         if prompt.text is not None and not isinstance(prompt.text, str):
             raise InvalidRequestError(
@@ -223,6 +230,21 @@ class Intake:
                 "invalid_request",
                 f"{name}[{place}] is {int(ids[place])}: token ids are 0 to {self._vocab_size - 1}",
             )
+
+
+def _salt(salt: Any) -> str | None:
+    """A prompt's `cache_salt`."""
+    if salt is None:
+        return None
+    if not isinstance(salt, str) or not salt:
+        raise InvalidRequestError(
+            "invalid_request", f"cache_salt is {salt!r}: pass a text that is not empty, or leave it out"
+        )
+    try:
+        salt.encode()
+    except UnicodeEncodeError:
+        raise InvalidRequestError("invalid_request", "cache_salt is no valid Unicode text") from None
+    return salt
 
 
 def _integers(name: str, values: Any) -> np.ndarray:

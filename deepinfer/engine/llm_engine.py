@@ -20,6 +20,7 @@ from deepinfer.engine.prefix_exchange import PrefixExchange
 from deepinfer.engine.stats import EngineStats, StatsLogger, draft_reliability
 from deepinfer.engine.structured import StructuredRequests
 from deepinfer.engine.summary import StatsSummary
+from deepinfer.engine.swap import HostSwap, measure_copy_rate
 from deepinfer.kv_transfer.connector import KVConnector
 from deepinfer.kv_transfer.entry import EntryLayout
 from deepinfer.outputs import RequestOutput
@@ -56,10 +57,15 @@ class LLMEngine:
         self.engine_type = args.engine_type
         self._identity = parts.identity
         self._pools = SequenceBytes(parts.caches, parts.runner.draft_scores)
+        self._swap: HostSwap | None = None
+        if parts.swap_bytes > 0:
+            self._swap = HostSwap(parts.core, self._executor, self._pools)
+            parts.core.set_copy_rate(measure_copy_rate(self._pools))
         self._hand_off: PromptSide | CompletionSide | None = None
         self._is_async = parts.use_async
         self._use_draft_budget = parts.use_draft_budget
         self._in_flight: _InFlight | None = None
+        self._results: list[RequestOutput] = []  # of this step, or of one that was interrupted behind them
         self._intake = Intake(
             self.tokenizer, parts.spec.vocab_size, self.scheduler_config.max_model_len, args.verification
         )
@@ -198,7 +204,9 @@ class LLMEngine:
 
     def drop_request(self, request_ids: Iterable[str]) -> None:
         """End requests without a result, as an interrupted caller needs it; unknown ids are ignored."""
-        dropped = self._assembler.drop(request_ids := list(request_ids))
+        request_ids = set(request_ids)
+        self._results = [output for output in self._results if output.request_id not in request_ids]
+        dropped = self._assembler.drop(request_ids)
         dropped += self._structured.drop(request_ids)
         if self._hand_off is not None:
             self._hand_off.note_ended(dropped)
@@ -207,7 +215,7 @@ class LLMEngine:
         """Whether `step` has anything to do or to return."""
         if self._hand_off is not None and self._hand_off.has_results:
             return True
-        return self.get_num_unfinished_requests() > 0
+        return self.get_num_unfinished_requests() > 0 or bool(self._results)
 
     def get_num_unfinished_requests(self) -> int:
         """Requests whose result has not been returned yet; some may wait for their grammars."""
@@ -234,16 +242,19 @@ class LLMEngine:
         """
         self.check_open()
         try:
-            outputs = self._step()
+            self._step()
         except BaseException:  # an interrupt or a fault: forget what runs, its sequences are recomputed
             self._in_flight = None
             try:
                 self._executor.drain()
             finally:  # also when a second interrupt comes: what runs still ends before what is launched next
                 self.core.discard_in_flight()
+                if self._swap is not None:
+                    self._swap.after_interruption()
                 self._assembler.note_interruption()
                 self._structured.reset()
             raise
+        outputs, self._results = self._results, []
         outputs += self._structured.take_results()
         if self._hand_off is not None:
             self._hand_off.note_results(outputs)
@@ -256,7 +267,7 @@ class LLMEngine:
         self.check_open()
         stats, executor = self.stats, self._executor
         queue_ms, ttft_ms, tpot_ms = stats.request_times.quantiles()
-        prefixes = self.core.prefix_cache_stats()
+        prefixes, swaps = self.core.prefix_cache_stats(), self.core.swap_stats()
         return StatsSummary(
             num_steps=stats.num_steps,
             num_prefill_steps=stats.num_prefill_steps,
@@ -265,9 +276,15 @@ class LLMEngine:
             num_output_tokens=stats.num_output_tokens,
             num_finished_sequences=stats.num_finished,
             num_preemptions=stats.num_preemptions,
+            num_recomputed_rows=self.core.num_recomputed_rows,
+            num_swapped_out=swaps.num_out,
+            num_swapped_in=swaps.num_in,
+            swapped_out_bytes=0 if self._swap is None else self._swap.out_bytes,
+            swapped_in_bytes=0 if self._swap is None else self._swap.in_bytes,
             num_cached_tokens=prefixes.num_hit_tokens,
             num_prefix_hits=prefixes.num_hits,
             num_forks=prefixes.num_forks,
+            num_passed_borders=prefixes.num_passed,
             num_drafted=stats.num_drafted,
             num_verified=int(stats.verified_by_position.sum()),
             num_accepted=int(stats.accepted_by_position.sum()),
@@ -319,8 +336,15 @@ class LLMEngine:
         """`_core.PrefixCacheStats`: hits and evictions since the start, and what is kept."""
         return self.core.prefix_cache_stats()
 
-    def _step(self) -> list[RequestOutput]:
+    def _copy_swapped(self) -> None:
+        """Copy what was preempted before anybody writes to its blocks."""
+        if self._swap is not None:
+            with self.stats.timers.timed("swap"):
+                self._swap.copy_out()
+
+    def _step(self) -> None:
         timers, structured = self.stats.timers, self._structured
+        self._copy_swapped()
         with timers.timed("grammar"):
             structured.admit()
         if self._exchange is not None:
@@ -329,10 +353,14 @@ class LLMEngine:
         if self._hand_off is not None:
             with timers.timed("transfer"):
                 self._hand_off.before_plan()
+        if self._swap is not None:
+            with timers.timed("swap"):
+                self._swap.copy_in()
         with timers.timed("schedule"):
             plan = self.core.schedule()
             self.stats.num_overlapped_steps += plan is not None and self._in_flight is not None
             ended = self.core.take_ended()[0]
+        self._copy_swapped()
         if plan is not None:
             with timers.timed("build"):
                 inputs_of_forward = self._builder.batch(plan)
@@ -340,15 +368,15 @@ class LLMEngine:
                 structured.warm(plan)
             dealt_rows = self._executor.forward(*inputs_of_forward)
         # The step before: its outcome is needed before this one's sampling parameters are known.
-        outputs = self._finish(ended)
+        self._results += self._finish(ended)
         if plan is None:
             if self._in_flight is None:
                 self._executor.pause()
-                if structured.num_waiting and not outputs:
+                if structured.num_waiting and not self._results:
                     structured.wait()
-                if self._hand_off is not None and not outputs:
+                if self._hand_off is not None and not self._results:
                     self._hand_off.when_idle()
-            return outputs
+            return
         if plan.can_redistribute:
             with timers.timed("wait"):
                 seqlens_q = dealt_rows.result()  # known since the forward began
@@ -358,7 +386,8 @@ class LLMEngine:
         with timers.timed("grammar"):
             grammars = structured.step(plan, inputs)
         self._in_flight = _InFlight(plan, self._executor.sample(inputs, plan.wants_drafts, grammars))
-        return outputs if self._is_async else outputs + self._finish(_NOTHING)
+        if not self._is_async:
+            self._results += self._finish(_NOTHING)
 
     def _finish(self, ended: np.ndarray) -> list[RequestOutput]:
         """Commit the step in flight, if there is one; results of what ended."""
@@ -370,6 +399,8 @@ class LLMEngine:
             return outputs
         with timers.timed("wait"):
             result = step.result.result()
+        if self._swap is not None:
+            self._swap.check()
         with timers.timed("commit"):
             commit = self.core.commit(step.plan, **result.as_arrays())
             if self._use_draft_budget and not step.plan.is_prefill:
@@ -377,7 +408,10 @@ class LLMEngine:
                 self.core.add_step_time(
                     plan.num_seqs, plan.num_rows, result.device_ms, plan.wants_drafts, commit.num_tokens
                 )
+            if self._swap is not None:
+                self.core.add_prefill_time(step.plan, result.device_ms)
         self._in_flight = None
+        self._copy_swapped()
         if self._exchange is not None:
             with timers.timed("store"):
                 self._exchange.keep()
@@ -403,6 +437,8 @@ class LLMEngine:
         if self._hand_off is not None:
             self._hand_off.close()
         self._structured.close()
+        if self._swap is not None:
+            self._swap.close()
         self._in_flight = None
         self.core.discard_in_flight()
         self._assembler.drop_all()

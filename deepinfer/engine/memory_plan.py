@@ -180,7 +180,12 @@ class MemoryPlan:
 
 
 def plan_fixed(
-    spec: ModelSpec, scheduler: SchedulerConfig, slots_ratio: float, weights: int, itemsize: int
+    spec: ModelSpec,
+    scheduler: SchedulerConfig,
+    slots_ratio: float,
+    weights: int,
+    itemsize: int,
+    swap_bytes: int = 0,
 ) -> tuple[MemoryItem, ...]:
     """What is held beside the caches; the caches get what this leaves.
 
@@ -190,6 +195,7 @@ def plan_fixed(
         slots_ratio: state slots for each request.
         weights: bytes of the weights.
         itemsize: bytes of an activation.
+        swap_bytes: host memory for preempted sequences.
     """
     rows, drafts = scheduler.max_num_batched_tokens, scheduler.num_draft_tokens
     items = [
@@ -206,6 +212,8 @@ def plan_fixed(
     tokens = 4 * scheduler.max_num_seqs * scheduler.max_model_len
     inputs = 4 * rows * (6 + spec.max_ngram)
     items.append(MemoryItem("host pools", tokens + inputs, "token ids of the requests, inputs of a step"))
+    if swap_bytes:
+        items.append(MemoryItem("swap space", swap_bytes, "host copies of preempted requests, at most"))
     return tuple(items)
 
 

@@ -62,6 +62,7 @@ class EngineParts:
         vocabulary: makes what tokens stand for, for grammars.
         prefixes: the KV store as this engine uses it, if there is one.
         owns_store: the store is closed with the engine.
+        swap_bytes: host memory for preempted sequences, 0 when they are recomputed.
     """
 
     tokenizer: Tokenizer
@@ -80,6 +81,7 @@ class EngineParts:
     prefixes: PrefixStore | None
     owns_store: bool
     vocabulary: Callable[[], Vocabulary]
+    swap_bytes: int
 
 
 def build_parts(args: EngineArgs, settings: Settings) -> EngineParts:
@@ -113,7 +115,10 @@ def build_parts(args: EngineArgs, settings: Settings) -> EngineParts:
     )
     replay = args.resolve_replay(settings, spec, backtracking)
     itemsize = getattr(torch, arithmetic.compute_dtype).itemsize
-    fixed = plan_fixed(spec, scheduler, settings.num_state_slots_ratio, held_bytes(model, drafter), itemsize)
+    swap_bytes = args.resolve_swap_bytes()
+    fixed = plan_fixed(
+        spec, scheduler, settings.num_state_slots_ratio, held_bytes(model, drafter), itemsize, swap_bytes
+    )
     cache = args.resolve_cache(
         scheduler,
         settings,
@@ -126,7 +131,19 @@ def build_parts(args: EngineArgs, settings: Settings) -> EngineParts:
     logger.info("memory plan\n%s", memory_plan.text())
     core_module = native.load_core()
     core = core_module.EngineCore(
-        _core_config(core_module, args, settings, scheduler, cache, replay, checkpoint, spec, use_async)
+        _core_config(
+            core_module,
+            args,
+            settings,
+            scheduler,
+            cache,
+            replay,
+            checkpoint,
+            spec,
+            use_async,
+            layout,
+            swap_bytes,
+        )
     )
     ngram_vocab = None
     if spec.max_ngram:
@@ -187,6 +204,7 @@ def build_parts(args: EngineArgs, settings: Settings) -> EngineParts:
         prefixes=prefixes,
         owns_store=owns_store,
         vocabulary=functools.partial(_vocabulary, tokenizer, spec.vocab_size, banned_ids),
+        swap_bytes=swap_bytes,
     )
 
 
@@ -272,6 +290,8 @@ def _core_config(
     checkpoint: Checkpoint,
     spec: ModelSpec,
     use_async: bool,
+    layout: CacheLayout,
+    swap_bytes: int,
 ) -> Any:
     """The C++ core's configuration."""
     image_token = checkpoint.config.image_token_id
@@ -289,6 +309,11 @@ def _core_config(
         max_sum_seqlen_k=scheduler.max_sum_seqlen_k,
         max_prefill_tflops=scheduler.max_prefill_tflops,
         stop_preempted_request=scheduler.stop_preempted_request,
+        preemption_mode=core.PreemptionMode.__members__[args.preemption_mode.upper()],
+        swap_limit_bytes=swap_bytes,
+        block_bytes=layout.block_bytes,
+        slot_bytes=layout.slot_bytes,
+        draft_score_bytes=4 * spec.vocab_size,
         num_draft_tokens=scheduler.num_draft_tokens,
         use_draft_budget=settings.use_draft_budget,
         async_scheduling=use_async,

@@ -12,7 +12,7 @@ from deepinfer.outputs import RequestMetrics
 from deepinfer.sampling.calibration import ReliabilityBin
 
 NEWEST_REQUESTS = 4096  # whose times a summary speaks of
-HOST_SECTIONS = ("store", "transfer", "grammar", "schedule", "build", "commit", "text")
+HOST_SECTIONS = ("store", "transfer", "swap", "grammar", "schedule", "build", "commit", "text")
 DEVICE_SECTIONS = ("forward", "sample", "draft")
 
 
@@ -59,8 +59,13 @@ class StatsSummary:
         num_steps, num_prefill_steps: committed steps.
         num_overlapped_steps: of these, planned while the device ran the step before.
         num_prefill_tokens, num_output_tokens, num_finished_sequences, num_preemptions: totals.
+        num_recomputed_rows: prefilled rows of tokens that had been computed before, until a preemption or a
+            step that failed.
+        num_swapped_out, num_swapped_in: preempted sequences that went to host memory, and came back, with
+            swapped_out_bytes and swapped_in_bytes.
         num_cached_tokens: tokens of admitted sequences that were found in the prefix cache or with an equal
             prompt beside them, instead of computed; num_prefix_hits, num_forks: sequences of either kind.
+        num_passed_borders: states that the prefix cache has kept of decoding sequences.
         num_drafted, num_verified, num_accepted: draft tokens.
         verified_by_position, accepted_by_position: of these at each place in the block of drafts.
         tokens_per_step: mean output tokens of a request in a decode step; 0 before the first.
@@ -83,9 +88,15 @@ class StatsSummary:
     num_output_tokens: int
     num_finished_sequences: int
     num_preemptions: int
+    num_recomputed_rows: int
+    num_swapped_out: int
+    num_swapped_in: int
+    swapped_out_bytes: int
+    swapped_in_bytes: int
     num_cached_tokens: int
     num_prefix_hits: int
     num_forks: int
+    num_passed_borders: int
     num_drafted: int
     num_verified: int
     num_accepted: int
@@ -124,8 +135,11 @@ class StatsSummary:
             f"{self.tokens_per_step:.2f} per decode step of a request",
             f"sequences            {self.num_finished_sequences} finished, "
             f"{self.num_preemptions} preemptions",
+            f"preempted            {self.num_swapped_out} swapped out ({self.swapped_out_bytes} bytes), "
+            f"{self.num_swapped_in} in ({self.swapped_in_bytes} bytes), "
+            f"{self.num_recomputed_rows} rows recomputed",
             f"prefixes             {self.num_cached_tokens} tokens found, {self.num_prefix_hits} hits, "
-            f"{self.num_forks} forks",
+            f"{self.num_forks} forks, {self.num_passed_borders} states kept while decoding",
         ]
         for name, times in (("queue", self.queue_ms), ("TTFT", self.ttft_ms), ("TPOT", self.tpot_ms)):
             lines.append(

@@ -182,11 +182,12 @@ class ModelRunner:
                 else:
                     is_plain = batch.num_rows == batch.num_seqs and not wants_drafts
                     self._pending.add(context, may_wait=is_plain and self._copies is None)
-                if wants_drafts:
-                    drafted = self._propose(batch, inputs, verified, grammars)
-        if self._copies is not None:  # when nothing of this step writes to the pools any more
+        if self._copies is not None:  # all rows of the step are stored, and no draft is in the way
             self._caches.copy_slots(self._copies.states)
             self._caches.copy_blocks(self._copies.blocks)
+        if self._drafter is not None and wants_drafts:
+            with self.timers.timed("draft"):
+                drafted = self._propose(batch, inputs, verified, grammars)
         self._batch = self._output = self._copies = None
         self._last = DeviceStep(verified.emitted, verified.num_emitted, drafted.tokens, drafted.confidences)
         return StepResult(

@@ -21,6 +21,7 @@ class SequenceBytes:
         self._caches = caches
         self._draft_scores = draft_scores
 
+    @torch.inference_mode()
     def read(
         self, blocks: np.ndarray, slot: int, num_scores: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -36,6 +37,7 @@ class SequenceBytes:
             scores = self._draft_scores.take(torch.full((num_scores,), slot), places)
         return rows.cpu().numpy(), self._caches.slots[slot].cpu().numpy().copy(), scores.cpu().numpy()
 
+    @torch.inference_mode()  # as the steps, one of which may have allocated the scores
     def write(
         self, blocks: np.ndarray, slot: int, rows: np.ndarray, state: np.ndarray, scores: np.ndarray | None
     ) -> None:

@@ -94,6 +94,7 @@ class FakeDevice:
         self.vocab, self.pad = vocab, pad
         self.seeds: dict[int, int] = {}
         self.done: Done | None = None
+        self.host: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # swapped sequences: KV rows, ring
         self.num_matched = self.num_rejected = self.num_accepted = self.num_dealt = 0
 
     def forward(self, plan: Any) -> Running:
@@ -131,6 +132,19 @@ class FakeDevice:
             plan.num_sampled_rows if dealt is None else dealt,
             dealt,
         )
+
+    def copy_out(self) -> None:
+        """What was preempted goes to the host, before anybody writes to its blocks."""
+        outs, drops = self.engine.take_swaps()
+        for seq_id, blocks, slot, _ in outs:
+            self.host[seq_id] = self.kv[blocks].copy(), self.ring[slot].copy()
+        for seq_id in drops:
+            del self.host[seq_id]
+
+    def copy_in(self) -> None:
+        """And comes back."""
+        for seq_id, blocks, slot in self.engine.admit_swapped():
+            self.kv[blocks], self.ring[slot] = self.host.pop(seq_id)
 
     def copies(self, plan: Any, name: str) -> np.ndarray:
         """What a plan wants copied."""
@@ -275,17 +289,22 @@ class FakeDevice:
                 self.num_rejected += count < num_sampled
             done.num_emitted[s] = count
             done.emitted[s, :count] = tokens[first : first + count]
+        if plan.has_copies:
+            self._copy(self.ring, self.copies(plan, "state_copies"))
+            self._copy(self.kv, self.copies(plan, "block_copies"))
+        for s, seq_id in enumerate(plan.seq_ids if done.drafts is not None else ()):
+            if running.num_sampled[s] == 0:
+                continue
+            seed, last = self.seeds[int(seq_id)], running.cu_rows[s + 1]
+            first, count = last - int(running.num_sampled[s]), int(done.num_emitted[s])
             prefix = np.concatenate(
                 [self._read(running.tables[s], running.rows[first][1] + 1), done.emitted[s, :count]]
             )
-            for j in range(k if done.drafts is not None else 0):
+            for j in range(k):
                 guess = draft_of(seed, prefix.astype(np.int32), self.accuracy)
                 self.ring[running.slots[s], len(prefix) % self.ring_size] = (len(prefix), NOTHING)
                 done.drafts[s, j], done.confidences[s, j] = guess, confidence_of(prefix)
                 prefix = np.append(prefix, guess)
-        if plan.has_copies:
-            self._copy(self.ring, self.copies(plan, "state_copies"))
-            self._copy(self.kv, self.copies(plan, "block_copies"))
         self.done = done
         self.tokens, self.logprobs = tokens, logprobs
         return done
@@ -332,7 +351,10 @@ class Loop:
 
     def step(self, tell_emitted: bool = True) -> bool:
         """One turn of the loop; False when there was nothing to schedule and nothing to commit."""
+        self.device.copy_out()
+        self.device.copy_in()
         plan = self.engine.schedule()
+        self.device.copy_out()
         ids, reasons = self.engine.take_ended()
         self.finished.update(zip(ids.tolist(), reasons.tolist()))
         if self.on_scheduled is not None:
@@ -358,6 +380,7 @@ class Loop:
         assert done is not None
         self.device.tokens, self.device.logprobs = self._results
         result = self.device.commit(running, done, tell_emitted)
+        self.device.copy_out()
         self.finished.update(zip(result.finished_ids.tolist(), result.finished_reasons.tolist()))
 
     def run(self, max_steps: int = 100_000) -> None:

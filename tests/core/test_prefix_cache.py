@@ -54,7 +54,7 @@ def prompt_from(first: int, length: int) -> np.ndarray:
 @pytest.mark.parametrize("blocks", [1, 2, 5])
 @pytest.mark.parametrize("off", [-1, 0, 1])
 def test_borders(blocks, off):
-    """The last token is always computed, and a state exists at the last border in front of it."""
+    """The last token is always computed; a state exists at the last border in front of it, and behind it."""
     length = blocks * SIZE + off
     engine = caching_engine()
     assert run(engine, tokens_of(length)) == 0
@@ -62,7 +62,8 @@ def test_borders(blocks, off):
     for more in (0, 1, SIZE - 1, SIZE, SIZE + 1):
         engine.reset_prefix_cache()
         run(engine, tokens_of(length))
-        assert run(engine, tokens_of(length + more)) == border
+        ends_at_border = more > 0 and length % SIZE == 0
+        assert run(engine, tokens_of(length + more)) == (length if ends_at_border else border)
     engine.reset_prefix_cache()
     run(engine, tokens_of(length))
     for shorter in range(1, length):
@@ -132,12 +133,13 @@ def test_lookup_against_brute_force(seed, interval, bits):
         # few different blocks, so that prompts meet often
         prompt = [rng.choice((3, 9)) for _ in range(length // SIZE + 1) for _ in [0]]
         prompt = [token for token in prompt for _ in range(SIZE)][:length]
-        salt = rng.choice((0, 0, 1))
+        salt = rng.choice((b"", b"", b"1"))
+        keys = [(0, 1, salt)] if salt else []
         last = (length - 1) // SIZE * SIZE
         key = [(salt, *prompt[:end]) for end in range(0, last + 1, SIZE)]
         known = max(i for i in range(len(key)) if i == 0 or all(k in paths for k in key[1 : i + 1]))
         expected = max((i for i in range(known + 1) if key[i] in states), default=0) * SIZE
-        found = run(engine, prompt, cache_salt=salt)
+        found = run(engine, prompt, content_keys=keys)
         engine.check_integrity()
         if bits >= 64:
             assert found == expected, f"{prompt=} {salt=}"
@@ -152,6 +154,8 @@ def test_lookup_against_brute_force(seed, interval, bits):
                 stops.append((at // interval + 1) * interval)
             at = min(stops)
             states.add(key[at // SIZE])
+        if length % SIZE == 0:
+            states.add((salt, *prompt))
         paths.update((salt, *prompt[:end]) for end in range(SIZE, length + 1, SIZE))
     assert num_found > (30 if bits >= 64 else 0)
 
@@ -481,3 +485,80 @@ def test_fake_device_notices_wrong_copies(seed, name, is_missing, monkeypatch):
     monkeypatch.setattr(FakeDevice, "copies", broken)
     with pytest.raises(AssertionError):
         trace()
+
+
+def test_content_keys_are_part_of_what_is_shared():
+    """A key separates the blocks that it touches and all behind them, and shares with equal keys in place."""
+    engine = caching_engine(prefix_state_interval=SIZE, num_snapshots=40)
+    prompt = tokens_of(41)
+    assert run(engine, prompt) == 0
+    picture = (10, 9, b"pixels")  # in the blocks of tokens 8..15 and 16..23
+    assert run(engine, prompt, content_keys=[picture]) == 8
+    assert run(engine, prompt, content_keys=[picture]) == 40
+    for other in ((10, 9, b"pixel!"), (10, 8, b"pixels"), (11, 9, b"pixels"), (10, 9, b"pixels\0")):
+        assert run(engine, prompt, content_keys=[other]) == 8, other
+    assert run(engine, prompt, content_keys=[(24, 1, b"late")]) == 24
+    assert run(engine, prompt, content_keys=[picture, (24, 1, b"late")]) == 24
+    assert run(engine, prompt, content_keys=[picture, (24, 1, b"late")]) == 40
+    assert run(engine, prompt) == 40
+    ids = [add(engine, tokens_of(20, 9), content_keys=keys) for keys in ([], [picture], [picture])]
+    run_to_end(engine)
+    assert [engine.metrics(seq_id).num_cached_tokens for seq_id in ids] == [0, 8, 19]
+
+
+@pytest.mark.parametrize("key", [(-1, 1, b"a"), (0, 0, b"a"), (0, 10, b"a"), (9, 1, b"a"), (0, 1, b"")])
+def test_content_keys_that_mean_nothing(key):
+    with pytest.raises(ValueError, match="content key"):
+        add(caching_engine(), tokens_of(9), content_keys=[key])
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_borders_passed_while_decoding(is_async):
+    """A step with drafts may pass a border with any of its rows; the newest border's state stays."""
+    engine = caching_engine(num_draft_tokens=3, async_scheduling=is_async)
+    for length in range(10, 17):
+        for emitted in (1, 2, 3, 4):
+            engine.reset_prefix_cache()
+            seq_id = add(engine, tokens_of(length), max_tokens=18)
+            drafts = np.array([[5, 6, 8]], np.int32)
+            plans = []
+            while engine.has_unfinished or plans:
+                if len(plans) < 1 + is_async and (plan := engine.schedule()) is not None:
+                    plans.append(plan)
+                    if is_async:
+                        continue
+                plan = plans.pop(0)
+                count = np.array([min(emitted, max(1, n)) for n in plan.num_sampled_rows], np.int32)
+                commit_token(engine, plan, num_emitted=count, drafts=drafts)
+            whole = np.concatenate([tokens_of(length), engine.output_token_ids(seq_id)])
+            border = (len(whole) - 1) // SIZE * SIZE
+            stats = engine.prefix_cache_stats()
+            prompt_states = (length > SIZE) + (length % SIZE == 0)
+            assert stats.num_snapshots == prompt_states + 1, "of all that were passed"
+            assert run(engine, np.append(whole, 9)) == border > length
+            engine.release(seq_id)
+
+
+def test_a_common_beginning_is_computed_once():
+    engine = caching_engine(max_num_batched_tokens=64)
+    common = tokens_of(29)
+    prompts = [np.concatenate([common, tokens_of(tail, first)]) for tail, first in ((9, 3), (20, 4), (3, 5))]
+    ids = [add(engine, prompt, max_tokens=2) for prompt in prompts]
+    plan = step(engine)
+    assert plan.seq_ids.tolist() == ids[:1] and plan.seqlens_q.tolist() == [24]
+    plan = step(engine)
+    assert plan.seq_ids.tolist() == ids and plan.seqlens_k.tolist() == [32, 48, 32]
+    run_to_end(engine)
+    assert [engine.metrics(seq_id).num_cached_tokens for seq_id in ids] == [0, 24, 24]
+
+
+def test_those_who_wait_do_not_wait_for_ever():
+    """The leader goes, or its state finds no slot: the others compute for themselves."""
+    for is_aborted in (False, True):
+        engine = caching_engine(num_snapshots=0, max_num_seqs=2, max_num_batched_tokens=20)
+        ids = [add(engine, np.append(tokens_of(29), [tail] * 5), max_tokens=3) for tail in (3, 4)]
+        assert step(engine).seq_ids.tolist() == ids[:1]
+        if is_aborted:
+            engine.abort(ids[0])
+        run_to_end(engine)
+        assert engine.num_output_tokens(ids[1]) == 3

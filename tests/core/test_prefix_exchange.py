@@ -71,9 +71,9 @@ def test_a_border_is_reported_with_its_blocks():
 
 def test_private_prefixes_are_not_reported():
     engine = caching_engine()
-    run(engine, tokens_of(20), cache_salt=7)
+    run(engine, tokens_of(20), content_keys=[(0, 1, b"me")])
     assert engine.take_published_borders() == []
-    add(engine, tokens_of(20), cache_salt=7)
+    add(engine, tokens_of(20), content_keys=[(0, 1, b"me")])
     assert engine.take_arrivals() == []
 
 

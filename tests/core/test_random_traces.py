@@ -27,6 +27,7 @@ class Trace:
         self.done: list[int] = []
         self.prompts: list[np.ndarray] = []
         self.counts: Counter[str] = Counter()
+        self.held: dict[int, int] = {}  # blocks of the sequences that are swapped out
 
     def change_price_of_drafts(self) -> None:
         """Step times by which drafts cost nothing, something, or more than they can bring."""
@@ -74,11 +75,13 @@ class Trace:
         most = 2 if self.config.async_scheduling else 1
         if len(self.plans) == most:
             self.commit()
+        self.swap_in()
         kind = self.rng.choice([None, None, None, core.StepKind.DECODE, core.StepKind.PREFILL])
         plan = self.engine.schedule(kind)
+        self.swap_out()
         self.counts["schedule"] += 1
         if plan is None:
-            if kind is None and not self.plans and self.engine.has_unfinished:
+            if kind is None and not self.plans and self.engine.num_unfinished > len(self.held):
                 raise AssertionError("an idle engine has work that it does not schedule")
             return
         self.counts["prefill" if plan.is_prefill else "decode"] += 1
@@ -93,6 +96,24 @@ class Trace:
         if plan.can_redistribute:
             self.engine.set_seqlens_q(plan, self.deal(plan))
         self.plans.append(plan)
+
+    def swap_in(self) -> None:
+        self.swap_out()
+        if self.rng.random() < 0.6:
+            return
+        for seq_id, blocks, slot in self.engine.admit_swapped():
+            assert len(blocks) == self.held.pop(seq_id) and slot > 0
+            self.counts["swapped in"] += 1
+
+    def swap_out(self) -> None:
+        outs, drops = self.engine.take_swaps()
+        for seq_id, blocks, slot, num_scores in outs:
+            assert slot > 0 and num_scores <= self.config.num_draft_tokens
+            self.held[seq_id] = len(blocks)
+            self.counts["swapped out"] += 1
+            self.counts["scores"] += num_scores
+        for seq_id in drops:
+            del self.held[seq_id]
 
     def deal(self, plan) -> np.ndarray:
         """Rows of a plan dealt anew, within its limits."""
@@ -162,6 +183,10 @@ class Trace:
         elif choice < 0.195:
             self.counts["discard"] += self.engine.discard_in_flight()
             self.plans.clear()
+            lost = [seq_id for seq_id in self.held if self.rng.random() < 0.2]
+            kept = self.engine.keep_swaps([seq_id for seq_id in self.held if seq_id not in lost])
+            self.held = {seq_id: self.held[seq_id] for seq_id in kept}
+            self.counts["lost"] += len(lost)
         elif choice < 0.2 and self.config.prefix_caching:
             self.counts["reset"] += self.engine.reset_prefix_cache()
         elif choice < 0.25:
@@ -186,7 +211,8 @@ class Trace:
             else:
                 self.schedule()
         self.sweep()
-        assert not self.live
+        self.swap_out()
+        assert not self.live and not self.held
         assert self.engine.num_free_blocks == self.config.num_blocks - 1
         assert self.engine.num_free_slots == self.config.num_state_slots - 1
 
@@ -239,6 +265,19 @@ CONFIGS = [
         "prefix_caching": True,
         "prefix_hash_bits": 5,
     },
+    {
+        "num_draft_tokens": 3,
+        "async_scheduling": True,
+        "num_blocks": 16,
+        "max_num_seqs": 8,
+        "num_state_slots": 11,
+        "prefix_caching": True,
+        "preemption_mode": core.PreemptionMode.SWAP,
+        "swap_limit_bytes": 90,
+        "block_bytes": 3,
+        "slot_bytes": 10,
+        "draft_score_bytes": 2,
+    },
 ]
 
 
@@ -265,6 +304,12 @@ def test_random_trace(seed, config):
         assert min(stats.num_hits, stats.num_forks, stats.num_evicted_snapshots) > 20, counts
         assert stats.num_evicted_blocks > 50 and counts["snapshots"] > 100, counts
         assert stats.num_hit_tokens < stats.num_query_tokens
+    if "preemption_mode" in config:
+        swaps = trace.engine.swap_stats()
+        assert min(swaps.num_refused, counts["lost"], counts["scores"]) > 2, counts
+        assert swaps.num_out >= counts["swapped out"] and swaps.num_in == counts["swapped in"]
+        assert swaps.num_in > 100 and swaps.num_held == 0 and trace.engine.num_recomputed_rows > 100
+        assert trace.engine.prefix_cache_stats().num_passed > 20
     if config.get("chunked_prefill", True):
         assert counts["partial"] > 10 or config.get("max_num_batched_tokens", 64) > 16, counts
 

@@ -62,11 +62,12 @@ class PreemptingCore(WatchedCore):
 
 @pytest.mark.parametrize("model", ["v41-tiny", "tiny-quant"])
 def test_preempted_at_random_points(model, seed):
-    limits = {"max_num_seqs": 6, "max_num_batched_tokens": 100}
+    limits = {"max_num_seqs": 6, "max_num_batched_tokens": 100, "preemption_mode": "recompute"}
     with make_cold_llm(model, **limits) as llm, watched(llm, PreemptingCore, seed, 0.4) as core:
         actual = run_together(llm, CASES)
         assert core.while_prefilling > 0 and core.while_decoding > 0
         assert_idle(llm)
+        assert llm.get_stats().num_recomputed_rows > 0 and llm.get_stats().num_swapped_out == 0
     assert not differences(CASES, actual, expected(model))
 
 
@@ -80,7 +81,8 @@ def test_preempted_for_lack_of_blocks():
     ]
     with make_cold_llm() as llm:
         want = facts(generate(llm, prompts, params))
-    with make_cold_llm(max_num_seqs=8, max_model_len=256, num_blocks=12) as llm:
+    limits = {"max_num_seqs": 8, "max_model_len": 256, "num_blocks": 12, "preemption_mode": "recompute"}
+    with make_cold_llm(**limits) as llm:
         outputs = generate(llm, prompts, params)
         assert llm.llm_engine.stats.num_preemptions > 0
         counted = sum(output.metrics.num_preemptions for output in outputs)

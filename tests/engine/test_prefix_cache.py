@@ -218,7 +218,7 @@ def test_preempted_requests_find_themselves(seed):
     cases = [Case(length, "random", num_outputs=14) for length in (129, 200, 258, 300, 300)]
     with make_llm(enable_prefix_caching=False) as llm:
         expected = run_alone(llm, cases)
-    limits = {"max_num_seqs": 6, "max_num_batched_tokens": 100}
+    limits = {"max_num_seqs": 6, "max_num_batched_tokens": 100, "preemption_mode": "recompute"}
     with make_llm(**limits) as llm, watched(llm, PreemptingCore, seed, 0.4) as core:
         actual = run_together(llm, cases)
         assert core.while_prefilling + core.while_decoding > 5
@@ -350,3 +350,56 @@ def test_what_the_cache_holds_outside_of_known_blocks_is_free():
         caches.slots[np.append(slots[: len(slots) - stats.num_snapshots], 0)] = 0xFF
         output = generate(llm, prompt, greedy(logprobs=1))
         assert output[0].num_cached_tokens == 256 and facts(output) == expected
+
+
+@pytest.mark.parametrize("name", ["plain", "async", "drafts", "drafts, async"])
+def test_the_next_turn_resumes_behind_the_answer(name):
+    """Answers pass a border with any number of accepted drafts behind it; its state is kept all the same."""
+    lengths = [*range(110, 128), 128, 240]
+    prompts = [[200 + length, *_text_prompt(length - 1)] for length in lengths]
+    more = list(prompt_of(9, 2))
+    params = [greedy(30)] * len(prompts)
+    with make_llm(settings=SETTINGS[name], num_prefix_states=80) as llm:
+        stats = llm.llm_engine.prefix_cache_stats
+        answers = [output.outputs[0].token_ids for output in generate(llm, prompts, params)]
+        assert llm.get_stats().num_passed_borders == stats().num_passed >= len({*lengths} - {128})
+        turns = [prompt + answer + more for prompt, answer in zip(prompts, answers, strict=True)]
+        outputs = generate(llm, turns, params)
+        assert [output.num_cached_tokens for output in outputs] == [128] * 19 + [256]
+        if "drafts" in name:
+            assert llm.get_stats().num_accepted > 100
+    assert facts(outputs) == facts_of_turns(tuple(map(tuple, turns)))
+
+
+@functools.cache
+def facts_of_turns(turns: tuple[tuple[int, ...], ...]) -> list[Any]:
+    with make_llm(enable_prefix_caching=False) as llm:
+        return facts(generate(llm, [list(turn) for turn in turns], greedy(30)))
+
+
+def test_salted_prompts_share_among_themselves():
+    ids = list(prompt_of(200))
+    prompts = [{"prompt_token_ids": ids, "cache_salt": salt} for salt in ("a", "a", "b", "b")]
+    prompts += [{"prompt_token_ids": ids}] * 2
+    with make_llm() as llm:
+        outputs = [generate(llm, [prompt], greedy(logprobs=1))[0] for prompt in prompts]
+        assert [output.num_cached_tokens for output in outputs] == [0, 128] * 3
+        assert all(output == facts(outputs)[0] for output in facts(outputs))
+        llm.reset_prefix_cache()
+        outputs = generate(llm, prompts, greedy(logprobs=1))  # forks, too, only of one's own
+        assert [output.num_cached_tokens for output in outputs] == [0, 199] * 3
+
+
+@pytest.mark.parametrize("name", ["plain", "drafts, async"])
+def test_a_common_beginning_is_computed_once_in_a_batch(name):
+    """The first computes it, the others wait for the state behind it; a row of 600 cuts it in two steps."""
+    common = list(prompt_of(700))
+    prompts = [common + list(prompt_of(tail, tail)) for tail in (30, 200, 7, 128, 64)] + [common[:300]]
+    with make_llm(settings=PLAIN_STEPS, enable_prefix_caching=False) as llm:
+        expected = facts(generate(llm, prompts, greedy(5, logprobs=1)))
+    for rows in (4096, 600):
+        with make_llm(settings=SETTINGS[name], max_num_batched_tokens=rows) as llm:
+            outputs = generate(llm, prompts, greedy(5, logprobs=1))
+            assert facts(outputs) == expected
+            cached = [output.num_cached_tokens for output in outputs]
+            assert cached[:5] == [0, 640, 640, 640, 640] and cached[5] in (0, 256)

@@ -46,7 +46,7 @@ def test_soak(seed):
     rng = random.Random(seed)
     counts: Counter[str] = Counter()
     settings = Settings(num_draft_tokens=3)
-    options = {"max_num_seqs": 24, "num_blocks": 40, "num_prefix_states": 6}
+    options = {"max_num_seqs": 24, "num_blocks": 40, "num_prefix_states": 6, "preemption_mode": "swap"}
     with make_llm("v41-tiny", settings=settings, **options) as llm, watched(llm) as core:
         engine = llm.llm_engine
         kind_of: dict[str, int] = {}
@@ -76,6 +76,7 @@ def test_soak(seed):
             core.check_integrity()
         engine.settle()
         assert_idle(llm)
+        assert engine._swap.num_held == core.swap_stats().num_held == 0
         stats = llm.get_stats()
         cache = engine.prefix_cache_stats()
     assert results.keys() == kind_of.keys()
@@ -85,5 +86,6 @@ def test_soak(seed):
         else:
             assert facts([output]) == [expected[kind_of[name]]], f"request {name} of kind {kind_of[name]}"
     assert counts["aborted"] > 50 and counts["preempted"] > 20, counts
+    assert stats.num_swapped_out > 20 and stats.num_swapped_in > 10 and stats.swapped_in_bytes > 0
     assert stats.num_accepted > 300 and stats.num_overlapped_steps > 300
     assert cache.num_hits > 300 and cache.num_forks > 100 and cache.num_evicted_blocks > 10, cache

@@ -79,7 +79,7 @@ def test_the_summary_is_the_sum_of_its_requests(is_async):
     blocks = [sum(each.count for each in bins) for bins in stats.reliability]
     assert len(blocks) == 3 and blocks[0] >= blocks[1] >= blocks[2] > 0
     report = str(stats)
-    assert f"{stats.num_verified} verified" in report and len(report.splitlines()) == 12 + 3
+    assert f"{stats.num_verified} verified" in report and len(report.splitlines()) == 13 + 3
 
 
 def test_quantiles_of_request_times():

@@ -51,6 +51,7 @@ public:
         } else if (choice < 21) {
             core_.discard_in_flight();
             plans_.clear();
+            core_.keep_swaps({});
         } else if (choice < 26) {
             sweep();
         } else if (choice < 60) {
@@ -78,6 +79,7 @@ public:
 
     int64_t num_commits() const { return num_commits_; }
     int64_t num_dealt() const { return num_dealt_; }
+    int64_t num_swaps() const { return num_swaps_; }
     int64_t num_shared() {
         const PrefixCacheStats stats = core_.prefix_cache_stats();
         return std::min({stats.num_hits, stats.num_forks, stats.num_evicted_blocks});
@@ -103,6 +105,7 @@ private:
         params.num_prompt_logprobs = below(3) - 1;
         params.needs_text = below(2) == 0;
         params.is_ratio = below(3) == 0;
+        if (below(4) == 0) params.content_keys = {{0, 1, "key"}};
         std::vector<int32_t> prompt(static_cast<size_t>(1 + below(config_.max_model_len - 1)));
         for (int32_t& id : prompt) id = below(kVocab + 2);  // the last two are image tokens
         if (config_.prefix_caching && !last_prompt_.empty() && below(3) > 0) {  // mostly begins like the last
@@ -118,7 +121,10 @@ private:
 
     void schedule() {
         if (plans_.size() == (config_.async_scheduling ? 2u : 1u)) commit();
+        num_swaps_ += static_cast<int64_t>(core_.take_swaps().first.size());
+        core_.admit_swapped();
         std::shared_ptr<StepPlan> plan = core_.schedule(std::nullopt);
+        num_swaps_ += static_cast<int64_t>(core_.take_swaps().first.size());
         core_.take_ended();
         if (!plan) return;
         std::vector<std::byte> buffer(static_cast<size_t>(core_.batch_layout(*plan).num_bytes));
@@ -200,6 +206,7 @@ private:
     std::vector<int32_t> last_prompt_;
     int64_t num_commits_ = 0;
     int64_t num_dealt_ = 0;
+    int64_t num_swaps_ = 0;
 };
 
 CoreConfig make_config(bool is_async, int32_t num_drafts, int32_t num_blocks, bool is_other_kind,
@@ -217,6 +224,11 @@ CoreConfig make_config(bool is_async, int32_t num_drafts, int32_t num_blocks, bo
     config.num_draft_tokens = num_drafts;
     config.async_scheduling = is_async;
     config.stop_preempted_request = is_other_kind;
+    config.preemption_mode = PreemptionMode::kSwap;
+    config.swap_limit_bytes = 60;
+    config.block_bytes = 3;
+    config.slot_bytes = 10;
+    config.draft_score_bytes = 1;
     config.use_draft_budget = !is_other_kind;
     config.max_ngram = 4;
     config.prefix_caching = is_caching;
@@ -231,7 +243,7 @@ CoreConfig make_config(bool is_async, int32_t num_drafts, int32_t num_blocks, bo
 
 int main(int argc, char** argv) {
     const int num_operations = argc > 1 ? std::atoi(argv[1]) : 10000;
-    int64_t num_commits = 0, num_dealt = 0, num_shared = 0;
+    int64_t num_commits = 0, num_dealt = 0, num_shared = 0, num_swaps = 0;
     uint32_t seed = 1;
     for (const bool is_async : {false, true}) {
         for (const int32_t num_drafts : {0, 5}) {
@@ -245,6 +257,7 @@ int main(int argc, char** argv) {
                         num_commits += trace.num_commits();
                         num_dealt += trace.num_dealt();
                         num_shared += trace.num_shared();
+                        num_swaps += trace.num_swaps();
                     }
                 }
             }
@@ -252,5 +265,5 @@ int main(int argc, char** argv) {
     }
     std::printf("32 traces of %d operations, %lld commits: every invariant holds\n", num_operations,
                 static_cast<long long>(num_commits));
-    return num_commits > 0 && num_dealt > 0 && num_shared > 0 ? 0 : 1;
+    return std::min({num_commits, num_dealt, num_shared, num_swaps}) > 0 ? 0 : 1;
 }
