@@ -32,10 +32,14 @@ class OutputAssembler:
         module: the `_core` module.
         core: its `EngineCore`.
         tokenizer: turns tokens into text.
+        is_prompt_side: sequences may end to be handed off.
     """
 
-    def __init__(self, module: ModuleType, core: Any, tokenizer: Tokenizer) -> None:
-        self._module = module
+    def __init__(
+        self, module: ModuleType, core: Any, tokenizer: Tokenizer, is_prompt_side: bool = False
+    ) -> None:
+        self.module = module
+        self._is_prompt_side = is_prompt_side
         self._core = core
         self._hand_off = module.FinishReason.HAND_OFF
         self._eos_token_id = tokenizer.eos_token_id
@@ -93,11 +97,19 @@ class OutputAssembler:
         return seq_ids
 
     def resume(
-        self, request: Request, *, stream: bool, arrival_time: float, arrival: float, **computed: Any
+        self,
+        request: Request,
+        index: int,
+        *,
+        stream: bool,
+        arrival_time: float,
+        arrival: float,
+        **computed: Any,
     ) -> int:
-        """Queue a sequence that another engine has begun; returns its id.
+        """Queue a completion that another engine has begun, or read one that has ended there; returns its id.
 
         Args:
+            index: of the completion; a request's completions come in any order.
             arrival_time: of the request, Unix seconds.
             arrival: the same, monotonic seconds.
             computed: further arguments of `EngineCore.add_computed`.
@@ -105,33 +117,54 @@ class OutputAssembler:
         Raises:
             ValueError: as `add`, or its parts contradict each other.
         """
-        self.check_id(request.request_id)
-        state = RequestState(request, stream, arrival_time)
-        params = self._sequence_params(request, 0, stream)
+        state = self._states.get(request.request_id) or RequestState(request, stream, arrival_time)
+        if len(state.samples) == request.params.n or any(index == each.index for each in state.samples):
+            self.check_id(request.request_id)
+        params = self._sequence_params(request, index, stream)
         params.arrival_time = arrival
-        sample = SampleState(0, self._core.add_computed(params, **computed), self._live_detokenizer(state))
-        if sample.detokenizer is not None:  # these ended nothing over there
-            sample.detokenizer.append(self._core.output_token_ids(sample.seq_id).tolist())
+        seq_id = self._core.add_computed(params, **computed)
+        sample = SampleState(index, seq_id, self._live_detokenizer(state))
+        if sample.detokenizer is not None:  # what ended it over there ends it here
+            self._append_text(sample, sample.detokenizer, self._core.output_token_ids(seq_id).tolist())
         state.samples.append(sample)
+        state.samples.sort(key=lambda each: each.index)
         self._states[request.request_id] = state
-        self._owners[sample.seq_id] = state, sample
-        return sample.seq_id
+        self._owners[seq_id] = state, sample
+        if state.is_aborted:
+            self._abort(seq_id)
+        if self._core.status(seq_id) == self.module.SequenceStatus.FINISHED:
+            self._aborted.append(seq_id)
+        return seq_id
 
     def take_leaving(self) -> list[tuple[RequestState, SampleState]]:
         """Sequences that ended to be handed off, each until `end_leaving`."""
         leaving, self._leaving = self._leaving, []
         return leaving
 
-    def end_leaving(
-        self, state: RequestState, sample: SampleState, error: RequestError | None
-    ) -> RequestOutput:
-        """The result of a request that was handed off, or with an error not."""
+    def end_leaving(self, state: RequestState, sample: SampleState) -> RequestOutput | None:
+        """A completion was handed off; with the last one of its request the result."""
         self._reader.end(state, sample)
-        if error is not None:
-            sample.output.finish_reason, sample.output.error = FinishReason.ERROR.value, error
+        sample.output.finish_reason, sample.output.error = FinishReason.HANDED_OFF.value, None
         self._owners.pop(sample.seq_id, None)
+        if not state.is_complete:
+            return None
         self._states.pop(state.request.request_id, None)
         return self._reader.result(state)
+
+    def fail_leaving(self, state: RequestState, error: RequestError) -> RequestOutput:
+        """The result of a request whose completions cannot be handed off."""
+        for sample in state.samples:
+            if sample.output is None:
+                self._abort(sample.seq_id)
+                self._reader.end(state, sample)
+                self._owners.pop(sample.seq_id, None)
+            sample.output.finish_reason, sample.output.error = FinishReason.ERROR.value, error
+        self._states.pop(state.request.request_id, None)
+        return self._reader.result(state)
+
+    def has_request(self, request_id: str) -> bool:
+        """Whether a result of this request is due."""
+        return request_id in self._states
 
     def is_known(self, seq_id: int) -> bool:
         """Whether a result of this sequence is due."""
@@ -147,6 +180,9 @@ class OutputAssembler:
         """
         state = self._states.get(request_id)
         was_running = False
+        if state is not None:
+            state.is_aborted = True
+            was_running = len(state.samples) < state.request.params.n
         for sample in state.samples if state is not None else ():
             if sample.output is None and self._abort(sample.seq_id):
                 self._aborted.append(sample.seq_id)
@@ -154,14 +190,19 @@ class OutputAssembler:
         return was_running
 
     def drop(self, request_ids: Iterable[str]) -> list[str]:
-        """End requests without a result; unknown ids are ignored. Returns the others."""
+        """End requests without a result; unknown ids are ignored.
+
+        Returns:
+            The others, once for each completion; not where some completions have been handed off.
+        """
         dropped = []
         for request_id in list(request_ids):
             state = self._states.get(request_id)
             if state is not None:
                 self._forget([sample.seq_id for sample in state.samples])
                 self._states.pop(request_id, None)
-                dropped.append(request_id)
+                is_begun = self._is_prompt_side and any(sample.output for sample in state.samples)
+                dropped += [] if is_begun else [request_id] * len(state.samples)
         return dropped
 
     def drop_all(self) -> None:
@@ -197,18 +238,40 @@ class OutputAssembler:
             if owner is None:  # dropped, or named twice
                 continue
             state, sample = owner
-            if sample.output is None and self._core.finish_reason(seq_id) == self._hand_off:
+            if sample.output is None and self._leaves(state):
                 self._owners[seq_id] = owner
-                self._leaving.append(owner)
                 continue
-            if sample.output is None:
+            if sample.output is None and not self._is_prompt_side:
                 self._reader.end(state, sample)
-            if all(each.output is not None for each in state.samples):
+            elif sample.output is None:  # all of a prompt engine's request have ended
+                for each in state.samples:
+                    self._reader.end(state, each)
+                    self._owners.pop(each.seq_id, None)
+            if state.is_complete:
                 touched.pop(state.request.request_id, None)
                 results.append(self._reader.result(state))
                 del self._states[state.request.request_id]
         results += [self._reader.result(state) for state in touched.values()]
         return results
+
+    def _leaves(self, state: RequestState) -> bool:
+        """Whether an ended sequence stays until it is handed off, or until it is known whether it is.
+
+        If one completion of a request goes on elsewhere, those that have ended here go there as well.
+        """
+        if not self._is_prompt_side:
+            return False
+        ended = {
+            sample.seq_id: sample
+            for sample in state.samples
+            if sample.output is None
+            and self._core.status(sample.seq_id) == self.module.SequenceStatus.FINISHED
+        }
+        if any(self._core.finish_reason(each) == self._hand_off for each in ended):
+            state.is_leaving = True
+        if state.is_leaving:
+            self._leaving += [(state, sample) for sample in ended.values()]  # some of them once more
+        return state.is_leaving or len(ended) < len(state.samples)
 
     def _read_text(self, commit: Any, touched: dict[str, RequestState]) -> list[int]:
         """Feed new tokens to the detokenizers; returns the sequences that a stop string ended."""
@@ -255,9 +318,9 @@ class OutputAssembler:
                 if sample.detokenizer is not None:
                     tokens = self._core.output_token_ids(sample.seq_id).tolist()
                     self._append_text(sample, sample.detokenizer, tokens)
-                if self._core.status(sample.seq_id) == self._module.SequenceStatus.FINISHED:
+                if self._core.status(sample.seq_id) == self.module.SequenceStatus.FINISHED:
                     ended.append(sample.seq_id)
-            if not unread:  # only the result is missing
+            if state.is_complete:  # only the result is missing
                 sample = state.samples[0]
                 self._owners[sample.seq_id] = (state, sample)
                 ended.append(sample.seq_id)
@@ -274,7 +337,7 @@ class OutputAssembler:
         """What the core knows of one completion."""
         params = request.params
         bias = params.logit_bias
-        return self._module.SequenceParams(
+        return self.module.SequenceParams(
             max_tokens=request.max_tokens,
             min_tokens=params.min_tokens,
             first_n_token_no_eos=params.first_n_token_no_eos,

@@ -14,12 +14,13 @@ Each side tells the other which requests it has, so when one dies the other ends
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -91,7 +92,7 @@ class HandOff(ABC):
 
     def note_results(self, outputs: Iterable[RequestOutput]) -> None:
         """`note_ended` for those that are final."""
-        if ended := [output.request_id for output in outputs if output.finished]:
+        if ended := [output.request_id for output in outputs if output.finished for _ in output.outputs]:
             self.note_ended(ended)
 
     @property
@@ -124,18 +125,26 @@ class PromptSide(HandOff):
         super().__init__(*parts)
         self._identity = identity
         self._outbox: dict[int, _Leaving] = {}  # by sequence id
+        self._begun: dict[str, _Begun] = {}  # requests of which some completions are sent, others not
 
-    def announce(self, request_id: str) -> None:
+    def announce(self, request_id: str, num_completions: int) -> None:
         """A request has been queued."""
-        self._connector.announce([request_id])
+        self._connector.announce([request_id] * num_completions)
 
     def note_ended(self, request_ids: Sequence[str]) -> None:
         self._connector.withdraw(request_ids)
 
     def before_plan(self) -> None:
         self._send(0.0)
-        for failure in self._connector.take_failures():
+        for failure in {failure.request_id: failure for failure in self._connector.take_failures()}.values():
+            begun = self._begun.pop(failure.request_id, None)
+            if begun is not None:  # completions of it are still here
+                self._assembler.drop([failure.request_id])
+                missing = begun.state.request.params.n - len(begun.sent)
+                self._connector.withdraw([failure.request_id] * missing)
             self._fail(failure.request_id, f"the completion engine does not go on with it: {failure.reason}")
+        for request_id in [name for name in self._begun if not self._assembler.has_request(name)]:
+            self._send_missing(self._begun.pop(request_id))
 
     def after_commit(self) -> None:
         """Queue copies of what is to be sent, before anything else is launched."""
@@ -144,6 +153,13 @@ class PromptSide(HandOff):
             if seq_id in self._outbox:
                 continue
             is_scored = state.request.is_ratio and not state.request.params.is_greedy
+            if (
+                core.finish_reason(seq_id).name != "HAND_OFF"
+            ):  # it has ended here, another one of its request not
+                nothing: Future[Any] = Future()
+                nothing.set_result((np.zeros((0, 0), np.uint8), np.zeros(0, np.uint8), ()))
+                self._outbox[seq_id] = _Leaving(state, sample, nothing)
+                continue
             copies = self._executor.run(
                 self._pools.read,
                 core.block_table(seq_id),
@@ -162,38 +178,74 @@ class PromptSide(HandOff):
                 continue
             if timeout_s == 0.0 and not leaving.copies.done():
                 return
-            error = None
+            request = leaving.state.request
+            begun = self._begun.get(request.request_id) or _Begun(leaving.state)
             try:
                 record = self._record(leaving)
                 self._connector.send(record, timeout_s)
-                self.stats.num_sequences += 1
+                self.stats.num_sequences += record.slot.nbytes > 0
                 self.stats.num_bytes += record.blocks.nbytes + record.slot.nbytes
             except TransferTimeoutError:
                 return
             except (TransferError, SequenceStateError) as failure:
                 self.stats.num_failed += 1
-                request_id = leaving.state.request.request_id
-                message = f"request {request_id}: the completion engine cannot take it: {failure}"
-                self._connector.withdraw([request_id])
+                message = f"request {request.request_id}: the completion engine cannot take it: {failure}"
+                self._connector.withdraw([request.request_id] * (request.params.n - len(begun.sent)))
                 error = RequestError(ErrorKind.TRANSFER.value, message)
-            self._results.append(self._assembler.end_leaving(leaving.state, leaving.sample, error))
+                self._results.append(self._assembler.fail_leaving(leaving.state, error))
+                self._begun.pop(request.request_id, None)
+                del self._outbox[seq_id]
+                continue
+            begun.sent.add(leaving.sample.index)
             del self._outbox[seq_id]
+            result = self._assembler.end_leaving(leaving.state, leaving.sample)
+            if result is None:
+                self._begun[request.request_id] = begun
+            else:
+                self._begun.pop(request.request_id, None)
+                self._results.append(result)
+
+    def _send_missing(self, begun: _Begun) -> None:
+        """A request was dropped when the other side had some of its completions: the others end there."""
+        state = begun.state
+        for index in set(range(state.request.params.n)) - begun.sent:
+            record = SequenceState(
+                identity=self._identity,
+                request_id=state.request.request_id,
+                num_prompt=len(state.request.token_ids),
+                num_computed=0,
+                token_ids=state.request.token_ids,
+                drafts=np.zeros(0, np.int32),
+                draft_confidences=np.zeros(0, np.float32),
+                sampling=_sampling(state, index, None) | {"finish_reason": "ABORT"},
+                blocks=np.zeros((0, 0), np.uint8),
+                slot=np.zeros(0, np.uint8),
+                extras=_no_logprobs(state.request.params, index),
+            )
+            with contextlib.suppress(TransferError):
+                self._connector.send(record)
 
     def _record(self, leaving: _Leaving) -> SequenceState:
         core, seq_id, request = self._core, leaving.sample.seq_id, leaving.state.request
         blocks, slot, scores = leaving.copies.result()
+        sampling = _sampling(leaving.state, leaving.sample.index, core.metrics(seq_id))
+        if slot.size == 0:
+            sampling |= {
+                "finish_reason": core.finish_reason(seq_id).name,
+                "error_kind": core.error_kind(seq_id).name,
+                "stop_token": core.stop_token(seq_id),
+            }
         extras = {}
         if request.params.logprobs is not None:
             top_ids, top_values = core.top_logprobs(seq_id)
             values = core.logprobs(seq_id), core.ranks(seq_id), top_ids, top_values
             extras |= _named("output", values)
-        if request.params.prompt_logprobs is not None:
+        if request.params.prompt_logprobs is not None and leaving.sample.index == 0:
             top_ids, top_values = core.prompt_top_logprobs(seq_id)
             values = core.prompt_logprobs(seq_id), core.prompt_ranks(seq_id), top_ids, top_values
             extras |= _named("prompt", values)
         if len(scores):
             extras["draft_scores"] = scores
-        metrics = core.metrics(seq_id)
         return SequenceState(
             identity=self._identity,
             request_id=request.request_id,
@@ -202,22 +254,7 @@ class PromptSide(HandOff):
             token_ids=np.concatenate([core.prompt_token_ids(seq_id), core.output_token_ids(seq_id)]),
             drafts=core.drafts(seq_id),
             draft_confidences=core.confidences(seq_id),
-            sampling={
-                "text": request.text,
-                "params": _plain_params(request.params),
-                "max_tokens": request.max_tokens,
-                "seed": request.seeds[0],
-                "is_ratio": request.is_ratio,
-                "cache_salt": request.cache_salt,
-                "stream": leaving.state.stream,
-                "arrival_time": leaving.state.arrival_time,
-                "arrival": metrics.arrival,
-                "first_scheduled": metrics.first_scheduled,
-                "first_token": metrics.first_token,
-                "num_preemptions": metrics.num_preemptions,
-                "num_cached_tokens": metrics.num_cached_tokens,
-                "num_drafted": metrics.num_drafted,
-            },
+            sampling=sampling,
             blocks=blocks,
             slot=slot,
             extras=extras,
@@ -270,7 +307,8 @@ class CompletionSide(HandOff):
                 state = self._connector.receive(timeout_s)
             except PeerGoneError:  # what it has sent is here, and goes on
                 self.is_peer_gone = True
-                for failure in self._connector.take_failures():
+                for failure in {each.request_id: each for each in self._connector.take_failures()}.values():
+                    self._assembler.drop([failure.request_id])  # completions of it that have come
                     self._fail(
                         failure.request_id, f"the prompt engine does not hand it over: {failure.reason}"
                     )
@@ -291,7 +329,8 @@ class CompletionSide(HandOff):
     def _take(self, state: SequenceState) -> None:
         state.check(self._identity, self._layout)
         sampling, num_prompt = state.sampling, state.num_prompt
-        if state.num_computed != len(state.token_ids) - 1:
+        has_ended = "finish_reason" in sampling
+        if not has_ended and state.num_computed != len(state.token_ids) - 1:
             raise ValueError(f"{state.num_computed} of {len(state.token_ids)} tokens are computed")
         params = SamplingParams(**sampling["params"])
         request = Request(
@@ -300,7 +339,7 @@ class CompletionSide(HandOff):
             token_ids=state.token_ids[:num_prompt].copy(),
             params=params,
             max_tokens=sampling["max_tokens"],
-            seeds=(sampling["seed"],),
+            seeds=tuple(sampling["seeds"]),
             is_ratio=sampling["is_ratio"],
             grammar=params.grammar,
             cache_salt=sampling["cache_salt"],
@@ -313,8 +352,18 @@ class CompletionSide(HandOff):
     def _resume(self, state: SequenceState, request: Request) -> list[int]:
         """Queue a sequence; returns its id."""
         sampling, num_prompt = state.sampling, state.num_prompt
+        end = {}
+        if "finish_reason" in sampling:
+            module = self._assembler.module
+            end = {
+                "finish_reason": module.FinishReason.__members__[sampling["finish_reason"]],
+                "error_kind": module.ErrorKind.__members__[sampling.get("error_kind", "NONE")],
+                "stop_token": sampling.get("stop_token", -1),
+            }
         seq_id = self._assembler.resume(
             request,
+            sampling["index"],
+            **end,
             stream=sampling["stream"],
             arrival_time=sampling["arrival_time"],
             arrival=sampling["arrival"],
@@ -330,7 +379,8 @@ class CompletionSide(HandOff):
             num_cached_tokens=sampling["num_cached_tokens"],
             num_drafted=sampling["num_drafted"],
         )
-        self._waiting[seq_id] = state
+        if not end:
+            self._waiting[seq_id] = state
         return [seq_id]
 
     def _admit(self) -> None:
@@ -353,6 +403,14 @@ class CompletionSide(HandOff):
                 del self._waiting[seq_id]
 
 
+@dataclass
+class _Begun:
+    """A request of which some completions have been sent."""
+
+    state: RequestState
+    sent: set[int] = field(default_factory=set)  # their indices
+
+
 @dataclass(frozen=True)
 class _Leaving:
     """A sequence that waits to be sent."""
@@ -372,6 +430,35 @@ def _plain_params(params: SamplingParams) -> dict[str, Any]:
         given = {field.name: getattr(structured, field.name) for field in dataclasses.fields(structured)}
         options["structured_outputs"] = {name: value for name, value in given.items() if value is not None}
     return options
+
+
+def _sampling(state: RequestState, index: int, metrics: Any) -> dict[str, Any]:
+    """What fixes how the tokens of a completion are chosen, and its times so far; None: it has none."""
+    request = state.request
+    names = ("first_scheduled", "first_token", "num_preemptions", "num_cached_tokens", "num_drafted")
+    return {
+        "text": request.text,
+        "params": _plain_params(request.params),
+        "max_tokens": request.max_tokens,
+        "index": index,
+        "seeds": list(request.seeds),
+        "is_ratio": request.is_ratio,
+        "cache_salt": request.cache_salt,
+        "stream": state.stream,
+        "arrival_time": state.arrival_time,
+        "arrival": -1.0 if metrics is None else metrics.arrival,
+    } | {name: 0 if metrics is None else getattr(metrics, name) for name in names}
+
+
+def _no_logprobs(params: SamplingParams, index: int) -> dict[str, np.ndarray]:
+    """The arrays of a completion without a token."""
+    extras: dict[str, np.ndarray] = {}
+    for side, width in (("output", params.logprobs), ("prompt", params.prompt_logprobs)):
+        if width is None or (side == "prompt" and index > 0):
+            continue
+        tops = np.zeros((0, width), np.int32), np.zeros((0, width), np.float32)
+        extras |= _named(side, (np.zeros(0, np.float32), np.zeros(0, np.int32), *tops))
+    return extras
 
 
 def _named(side: str, values: tuple[np.ndarray, ...]) -> dict[str, np.ndarray]:

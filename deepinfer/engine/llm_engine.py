@@ -69,7 +69,8 @@ class LLMEngine:
         self._intake = Intake(
             self.tokenizer, parts.spec.vocab_size, self.scheduler_config.max_model_len, args.verification
         )
-        self._assembler = OutputAssembler(parts.core_module, self.core, self.tokenizer)
+        is_prompt_side = args.engine_type is EngineType.PROMPT
+        self._assembler = OutputAssembler(parts.core_module, self.core, self.tokenizer, is_prompt_side)
         self._structured = StructuredRequests(
             self.core,
             self._assembler,
@@ -165,9 +166,11 @@ class LLMEngine:
             InvalidRequestError: naming what was given and what would work.
         """
         request = self._intake.check(request_id, prompt, sampling_params)
-        if self.engine_type is EngineType.PROMPT and request.params.n > 1:
+        if self.engine_type is EngineType.PROMPT and request.params.n > 1 and request.grammar is not None:
             raise InvalidRequestError(
-                "invalid_request", f"n={request.params.n}: a PROMPT engine hands off one completion a request"
+                "invalid_request",
+                f"n={request.params.n} with structured output: a PROMPT engine hands off one such completion "
+                "of a request; send n requests",
             )
         return request
 
@@ -188,7 +191,7 @@ class LLMEngine:
             self._structured.check_id(request.request_id)
             self._assembler.add(request, stream=stream)
         if isinstance(self._hand_off, PromptSide):
-            self._hand_off.announce(request.request_id)
+            self._hand_off.announce(request.request_id, request.params.n)
 
     def abort_request(self, request_ids: str | Iterable[str]) -> int:
         """End requests wherever they are; unknown or finished ids are ignored.

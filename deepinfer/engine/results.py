@@ -63,6 +63,15 @@ class RequestState:
     arrival_time: float  # Unix seconds
     samples: list[SampleState] = field(default_factory=list)
     prompt_logprobs: tuple[list[float], list[dict[int, Logprob] | None]] | None = None
+    is_leaving: bool = False  # in a PROMPT engine: completions of it are handed off, all are from now on
+    is_aborted: bool = False  # in a COMPLETION engine: completions that are still to come end at once
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every completion is here and has ended."""
+        return len(self.samples) == self.request.params.n and all(
+            sample.output is not None for sample in self.samples
+        )
 
 
 class ResultReader:
@@ -110,7 +119,7 @@ class ResultReader:
         Nothing of it is handed out twice: an ended completion of a request that goes on is copied.
         """
         request = state.request
-        finished = all(sample.output is not None for sample in state.samples)
+        finished = state.is_complete
         ended = [sample.output if finished else copy.deepcopy(sample.output) for sample in state.samples]
         output = RequestOutput(
             request_id=request.request_id,
@@ -197,7 +206,7 @@ class ResultReader:
             num_decode_steps=sum(each.num_decode_steps for each in times),
             num_decode_tokens=sum(each.num_decode_tokens for each in times),
         )
-        if all(sample.output is not None for sample in state.samples):
+        if state.is_complete:
             end = max(each.finish for each in times)
             longest = max(len(sample.output.token_ids) for sample in state.samples)
             metrics.total_ms = 1e3 * (end - arrival)

@@ -109,6 +109,8 @@ class SequenceState:
                 f"request {self.request_id}: its state comes from another model, arithmetic or cache layout "
                 f"({self.identity.hex()[:12]}, this engine is {identity.hex()[:12]})"
             )
+        if self.num_computed == len(self.blocks) == self.slot.size == 0:
+            return  # it has ended
         if self.slot.size != layout.slot_bytes or self.blocks.shape[1] != layout.block_bytes:
             raise SequenceStateError(
                 f"request {self.request_id}: blocks of {self.blocks.shape[1]} and a slot of {self.slot.size} "

@@ -94,6 +94,70 @@ def test_two_engines_equal_one(transport: str, use_async: bool | None, num_draft
         assert sum(output.metrics.ttft_ms is not None for output in results.values()) == len(cases)
 
 
+def several() -> dict[str, tuple[Any, SamplingParams]]:
+    """Requests of several completions: all go on elsewhere, some, or none."""
+    sampled = SamplingParams(temperature=1.0, seed=3, max_tokens=12, ignore_eos=True, logprobs=1)
+    half = sampled.clone(n=5, stop_token_ids=list(range(0, 2000, 2)), logprobs=None)
+    return {
+        "three": (list(prompt_of(130, 1)), sampled.clone(n=3)),
+        "many": (list(prompt_of(200, 2)), sampled.clone(n=9, presence_penalty=0.5)),
+        "scored": (list(prompt_of(129, 3)), sampled.clone(n=3, prompt_logprobs=2)),
+        "some end": (list(prompt_of(128, 4)), half),
+        "some end, scored": (list(prompt_of(60, 5)), half.clone(prompt_logprobs=1, logprobs=2)),
+        "none goes on": (list(prompt_of(60, 6)), sampled.clone(n=3, max_tokens=1)),
+        "stop strings": (TEXT, SamplingParams(temperature=1.0, seed=5, n=4, max_tokens=30, stop=["e", "a"])),
+        "ratio": (TEXT, sampled.clone(n=3, verification="ratio", max_tokens=6)),
+    }
+
+
+@pytest.mark.parametrize(
+    ("use_async", "num_drafts", "max_num_seqs"), [(None, 5, 32), (True, 0, 4), (False, 2, 4)]
+)
+def test_several_completions(use_async: bool | None, num_drafts: int, max_num_seqs: int) -> None:
+    cases = several()
+    settings = Settings(use_async_scheduling=use_async, num_draft_tokens=num_drafts)
+    wanted = expected(cases, settings)
+    with engine_pair(settings=settings, max_num_seqs=max_num_seqs) as (prompt, completion):
+        results = run_pair(prompt, completion, cases)
+        for name, want in zip(cases, wanted, strict=True):
+            assert facts([results[name]]) == [want], name
+        assert len(results["many"].outputs) == 9
+        lengths = [len(sample.token_ids) for sample in results["some end"].outputs]
+        assert 1 in lengths and max(lengths) > 1
+        num_prompts = sum(len(results[name].prompt_token_ids) for name in cases)
+        assert prompt.stats.num_prefill_tokens < 2 * num_prompts, "a prompt is prefilled once, or found"
+        assert completion.stats.num_prefill_tokens == 0
+        assert prompt.hand_off_stats.num_sequences == completion.hand_off_stats.num_sequences > 20
+        assert not prompt._hand_off._begun
+
+
+def test_several_completions_come_to_an_end() -> None:
+    """Aborted and dropped on either side while some of them are here and some there."""
+    params = SamplingParams(temperature=1.0, seed=1, n=6, max_tokens=40, ignore_eos=True)
+    with engine_pair(max_num_seqs=2) as (prompt, completion):
+        for name in ("aborted here", "dropped here", "aborted there", "dropped there"):
+            prompt.add_request(name, list(prompt_of(50, len(name))), params)
+            results: dict[str, Any] = {}
+            while not prompt._hand_off._begun:
+                prompt.step()
+                completion.step()
+            side = prompt if name.endswith("here") else completion
+            if name.startswith("aborted"):
+                side.abort_request(name)
+            else:
+                side.drop_request([name])
+            deadline = time.monotonic() + 60
+            while any(engine.has_unfinished_requests() for engine in (prompt, completion)):
+                assert time.monotonic() < deadline, name
+                prompt.step()
+                results |= {output.request_id: output for output in completion.step()}
+                if name == "dropped there" and not prompt.has_unfinished_requests():
+                    completion.abort_request(name)  # what came later is a request once more
+            if name != "dropped there":
+                reasons = {sample.finish_reason for sample in results[name].outputs}
+                assert len(results[name].outputs) == 6 and "abort" in reasons
+
+
 def test_few_slots_and_blocks() -> None:
     """Room is short on both sides: hand-offs wait, and what was taken over is preempted and recomputed."""
     cases = {
@@ -376,8 +440,8 @@ def test_what_roles_refuse() -> None:
     with pytest.raises(RuntimeError, match="connect the PROMPT engine"):
         prompt.add_request("a", TEXT)
     connect(prompt, completion)
-    with pytest.raises(InvalidRequestError, match="n=2: a PROMPT engine"):
-        prompt.add_request("a", TEXT, SamplingParams(n=2))
+    with pytest.raises(InvalidRequestError, match="n=2 with structured output: a PROMPT engine"):
+        prompt.add_request("a", TEXT, SamplingParams(n=2, structured_outputs={"regex": "a+"}))
     with pytest.raises(RuntimeError, match="takes its requests from a PROMPT engine"):
         completion.add_request("a", TEXT)
     for engine in (prompt, completion):
