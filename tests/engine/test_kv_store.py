@@ -60,7 +60,7 @@ def test_a_new_engine_resumes(tmp_path: Path, kind: str, use_async: bool, num_dr
         assert facts(outputs) == expected and set(cached(outputs)) == {0}
         exchange = llm.llm_engine.kv_store
         exchange.flush()
-        # Borders in front of the last token; those that the answers to 127 and 255 pass, and the ends of 128, 256.
+        # In front of the last token 6; where the answers to 127 and 255 pass, and where 128 and 256 end, 4.
         assert exchange.stats.num_kept == 6 + 4 and exchange.stats.num_loaded == 0
     with make_llm(settings=settings, kv_store=store) as llm:
         outputs = generate(llm, prompts, params)
