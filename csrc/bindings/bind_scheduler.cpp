@@ -83,7 +83,7 @@ py::list take_published_borders(EngineCore& core) {
     py::list borders;
     for (PublishedBorder& border : core.take_published_borders()) {
         borders.append(py::make_tuple(to_array(std::move(border.tokens)), to_array(std::move(border.blocks)),
-                                      border.snapshot));
+                                      border.snapshot, border.is_whole));
     }
     return borders;
 }
@@ -276,17 +276,30 @@ void bind_scheduler(py::module_& module, EngineClass& engine) {
         .def("start_reporting_prefixes", &EngineCore::start_reporting_prefixes, Unlocked(),
              "From now on take_published_borders() has something to give.")
         .def("take_published_borders", &take_published_borders,
-             "[(int32 [border] tokens, int32 [n] blocks, snapshot slot)] of borders whose state has become known "
-             "since the last call; their bytes stay until the next plan.")
+             "[(int32 [border] tokens, int32 [n] blocks, snapshot slot, whether its decoder windows are whole)] of "
+             "borders whose state has become known since the last call; their bytes stay until the next plan.")
         .def(
             "take_arrivals", [](EngineCore& core) { return core.take_arrivals(); },
             "Waiting sequences that could be admitted now, each named once.")
-        .def("find_prefix", &EngineCore::find_prefix, py::arg("seq_id"), Unlocked(),
-             "(tokens to resume from, tokens in known blocks) of a waiting sequence.")
+        .def(
+            "find_prefix",
+            [](EngineCore& core, int64_t id) {
+                const KnownPrefix known = core.find_prefix(id);
+                return py::make_tuple(known.num_tokens, known.num_known, known.replay_start);
+            },
+            py::arg("seq_id"),
+            "(tokens to resume from, tokens in known blocks, first position of its decoder windows) of a waiting "
+            "sequence.")
         .def("reserve_prefix", &reserve_prefix, py::arg("seq_id"), py::arg("border"),
              "Holds blocks and a slot for the first `border` tokens of a waiting sequence: (known blocks, int32 "
              "[n] blocks to fill behind them, slot to fill), None when that cannot be.")
-        .def("publish_prefix", &EngineCore::publish_prefix, Unlocked(), "What was reserved is filled.")
+        .def("publish_prefix", &EngineCore::publish_prefix, Unlocked(),
+             "What is reserved is known from now on, and is filled in front of the next step. A number for "
+             "settle_prefix(); 0 when the sequence is gone.")
+        .def("settle_prefix", &EngineCore::settle_prefix, py::arg("publication"), py::arg("is_sound"),
+             Unlocked(),
+             "A published prefix is filled; or it is not sound, and sequences that have read it start again. Call "
+             "before the commit of the step that reads it.")
         .def("cancel_prefix", &EngineCore::cancel_prefix, Unlocked(),
              "Gives back what is reserved, if anything is.")
         .def("check_integrity", &EngineCore::check_integrity, Unlocked(),

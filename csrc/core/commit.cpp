@@ -15,12 +15,12 @@ void require_size(const char* name, size_t size, int64_t expected, const char* m
     }
 }
 
-/// Alternatives that the outcome has to report, -1 none: sequences that ended since the plan was made no
-/// longer ask.
+/// Alternatives that the outcome has to report, -1 none: sequences that ended since the plan was made, or whose
+/// results do not count, no longer ask.
 int32_t wanted_logprobs(const StepPlan& plan) {
     int32_t wanted = -1;
     for (const PlanSequence& entry : plan.sequences) {
-        if (entry.sequence->is_finished()) continue;
+        if (entry.sequence->is_finished() || entry.sequence->is_void) continue;
         const SequenceParams& params = entry.sequence->params;
         if (entry.num_samples > 0) wanted = std::max(wanted, params.num_logprobs);
         if (entry.num_scoring > 0) wanted = std::max(wanted, params.num_prompt_logprobs);
@@ -77,7 +77,7 @@ public:
             Sequence& sequence = *entry.sequence;
             int32_t num_new = 0;
             const int32_t num_before = sequence.num_computed;
-            if (!sequence.is_finished()) {
+            if (!sequence.is_finished() && !sequence.is_void) {
                 num_new = apply(entry, sequence, s, row);
                 publish(sequence);
                 if (num_new > 0 && sequence.params.needs_text) report_text(sequence, num_new);

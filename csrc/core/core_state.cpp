@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <unordered_set>
 #include <utility>
 
 #include "check.hpp"
@@ -140,6 +141,35 @@ void CoreState::restart_fork(int64_t id) {
     if (is_waiting && sequence.num_in_flight == 0 && sequence.state_slot != 0) restart(sequence);
 }
 
+void CoreState::restart_readers(const PrefixReservation& prefix) {
+    const std::unordered_set<int32_t> bad_blocks(prefix.blocks.begin() + prefix.num_known,
+                                                 prefix.blocks.end());
+    std::unordered_set<int32_t> bad_slots{prefix.snapshot};
+    for (const auto& plan : in_flight) {
+        for (const auto* copies : {&plan->slot_copies, &plan->state_copies}) {
+            for (const Copy& copy : *copies) {
+                if (bad_slots.contains(copy.source)) bad_slots.insert(copy.target);
+            }
+        }
+    }
+    for (const auto& [id, owner] : sequences.all()) {
+        Sequence& sequence = *owner;
+        if (sequence.is_finished() || sequence.state_slot == 0) continue;
+        const bool has_read =
+            bad_slots.contains(sequence.state_slot) ||
+            std::any_of(sequence.blocks.begin(), sequence.blocks.end(),
+                        [&](int32_t block) { return bad_blocks.contains(block); });
+        if (!has_read) continue;
+        sequence.is_void = sequence.num_in_flight > 0;
+        sequence.wants_swap = false;
+        if (sequence.metrics.first_token == 0.0) {  // it has not really begun
+            sequence.metrics.first_scheduled = 0.0;
+            sequence.metrics.num_cached_tokens = 0;
+        }
+        if (!sequence.is_evicting) restart(sequence);
+    }
+}
+
 void CoreState::finish(Sequence& sequence, FinishReason reason, ErrorKind kind, double now) {
     DI_CHECK(!sequence.is_finished(), "sequence ", sequence.id, " is finished");
     if (reason == FinishReason::kHandOff) {
@@ -242,6 +272,7 @@ void CoreState::drop_resources(Sequence& sequence) {
     sequence.state_slot = 0;
     sequence.num_computed = 0;
     sequence.num_drafts = 0;
+    sequence.is_void = false;
     sequence.fork_border = sequence.publish_at = 0;
     sequence.prefix.num_published = sequence.prefix.node = 0;
 }

@@ -90,6 +90,9 @@ struct CoreState {
     void restart_fork(int64_t id);
     /// Nobody has the bytes of computed sequences that were admitted since the last plan: `restart`.
     void restart_loading();
+    /// A prefix from outside has turned out wrong: `restart` for whoever has read it, with all that has come
+    /// from it in the steps in flight.
+    void restart_readers(const PrefixReservation& prefix);
     /// Blocks and slot back to the pools.
     void drop_resources(Sequence& sequence);
     /// Gives back the blocks behind the first `num_tokens` tokens.

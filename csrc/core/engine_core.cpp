@@ -206,6 +206,9 @@ int32_t EngineCore::discard_in_flight() {
     const std::lock_guard lock(mutex_);
     const int32_t count = static_cast<int32_t>(state_.in_flight.size());
     if (reservation_) state_.prefix_cache.cancel(*std::exchange(reservation_, std::nullopt));
+    while (!state_.prefix_cache.unproved().empty()) {
+        settle(state_.prefix_cache.unproved().begin()->first, false);
+    }
     while (!state_.in_flight.empty()) {
         const std::shared_ptr<StepPlan> plan = state_.in_flight.front();
         for (const PlanSequence& entry : plan->sequences) {
@@ -342,10 +345,11 @@ std::vector<int64_t> EngineCore::take_arrivals() {
     return ids;
 }
 
-std::pair<int32_t, int32_t> EngineCore::find_prefix(int64_t id) {
+KnownPrefix EngineCore::find_prefix(int64_t id) {
     const std::lock_guard lock(mutex_);
-    const PrefixHit hit = state_.prefix_cache.find(state_.sequences.get(id));
-    return {hit.num_tokens, hit.num_known};
+    Sequence& sequence = state_.sequences.get(id);
+    const PrefixHit hit = state_.prefix_cache.find(sequence);
+    return {hit.num_tokens, hit.num_known, sequence.replay_start(state_.config.replay_keep_tokens)};
 }
 
 std::optional<PrefixReservation> EngineCore::reserve_prefix(int64_t id, int32_t border) {
@@ -358,16 +362,27 @@ std::optional<PrefixReservation> EngineCore::reserve_prefix(int64_t id, int32_t 
     return reservation_;
 }
 
-void EngineCore::publish_prefix() {
+int64_t EngineCore::publish_prefix() {
     const std::lock_guard lock(mutex_);
     DI_CHECK(reservation_.has_value(), "nothing is reserved");
     const PrefixReservation reservation = *std::exchange(reservation_, std::nullopt);
     const auto found = state_.sequences.all().find(reserved_for_);
     if (found == state_.sequences.all().end()) {  // forgotten meanwhile, and its tokens with it
         state_.prefix_cache.cancel(reservation);
-    } else {
-        state_.prefix_cache.publish(*found->second, reservation);
+        return 0;
     }
+    return state_.prefix_cache.publish(*found->second, reservation);
+}
+
+void EngineCore::settle_prefix(int64_t publication, bool is_sound) {
+    const std::lock_guard lock(mutex_);
+    settle(publication, is_sound);
+    state_.compact();
+}
+
+void EngineCore::settle(int64_t publication, bool is_sound) {
+    const auto nonsense = state_.prefix_cache.settle(publication, is_sound);
+    if (nonsense) state_.restart_readers(*nonsense);
 }
 
 void EngineCore::cancel_prefix() {

@@ -36,6 +36,13 @@ struct AdmittedSequence {
     int32_t slot = 0;
 };
 
+/// What the prefix cache knows of a sequence, in tokens.
+struct KnownPrefix {
+    int32_t num_tokens = 0;    ///< the border to resume from
+    int32_t num_known = 0;     ///< in known blocks
+    int32_t replay_start = 0;  ///< first position of its decoder windows
+};
+
 class EngineCore {
 public:
     explicit EngineCore(const CoreConfig& config);
@@ -110,12 +117,18 @@ public:
     std::vector<PublishedBorder> take_published_borders();
     /// Waiting sequences that could be admitted now and whose prefix nobody asked a store for; named once.
     std::vector<int64_t> take_arrivals();
-    /// (tokens to resume from, tokens in known blocks) of a waiting sequence.
-    std::pair<int32_t, int32_t> find_prefix(int64_t id);
+    /// What the cache knows of a waiting sequence.
+    KnownPrefix find_prefix(int64_t id);
     /// Holds blocks and a slot for the first `border` tokens of a waiting sequence; null when that cannot be.
     /// One reservation at a time: `publish_prefix` or `cancel_prefix` ends it.
     std::optional<PrefixReservation> reserve_prefix(int64_t id, int32_t border);
-    void publish_prefix();
+    /// What is reserved is known from now on; whoever fills it does so in front of the next step, and says
+    /// how that has ended before that step is committed. Returns a number for `settle_prefix`; 0 when the
+    /// sequence is gone, and the reservation with it.
+    int64_t publish_prefix();
+    /// A published prefix is filled; or it is not sound: then it is forgotten, and sequences that have read it
+    /// start again. Unknown numbers are ignored: `discard_in_flight` settles all as unsound.
+    void settle_prefix(int64_t publication, bool is_sound);
     void cancel_prefix();
     void check_integrity();
     std::vector<int32_t> free_blocks();
@@ -132,6 +145,7 @@ public:
     }
 
 private:
+    void settle(int64_t publication, bool is_sound);
     void require_outstanding(const StepPlan& plan) const;
     std::vector<AdmittedSequence> admit_outside(bool is_swapped);
     int32_t num_known_ids() const;

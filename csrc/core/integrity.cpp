@@ -69,6 +69,7 @@ void check_queues(const CoreState& state) {
         DI_CHECK(sequence.num_in_flight > 0 || !sequence.is_released, "sequence ", id,
                  " is released but kept");
         DI_CHECK(!sequence.is_evicting || waits, "sequence ", id, " is evicted but does not wait");
+        DI_CHECK(!sequence.is_void || sequence.num_in_flight > 0, "sequence ", id, " is void but not in flight");
     }
 }
 
@@ -163,6 +164,10 @@ void check_integrity(const CoreState& state) {
     }
     for (const auto& plan : state.in_flight) {
         for (const Snapshot& snapshot : plan->snapshots) ++slot_holders[snapshot.slot];
+    }
+    for (const auto& [id, prefix] : state.prefix_cache.unproved()) {
+        for (const int32_t block : prefix.blocks) ++block_holders[block];
+        ++slot_holders[prefix.snapshot];
     }
     check_pool("block", state.blocks, block_holders);
     check_pool("slot", state.slots, slot_holders);

@@ -60,6 +60,10 @@ int32_t next_state_border(const CoreState& state, const Sequence& sequence, int3
     int32_t border = (sequence.length() - 1) / config.block_size * config.block_size;
     if (border <= start) return 0;
     if (fork_border > start) border = std::min(border, fork_border);
+    // What a store outside gives to a sequence that bounded replay cuts must lie before its decoder windows.
+    const int32_t replayed =
+        sequence.replay_start(config.replay_keep_tokens) / config.block_size * config.block_size;
+    if (state.prefix_cache.is_reporting() && replayed > start) border = std::min(border, replayed);
     const int32_t interval = config.prefix_state_interval;
     if (interval > 0) border = std::min(border, (start / interval + 1) * interval);
     return border;

@@ -42,7 +42,8 @@ PrefixHit PrefixCache::find(Sequence& sequence) const {
 
 void PrefixCache::take(const PrefixHit& hit) {
     for (const int32_t block : hit.blocks) blocks_.share(block);
-    if (hit.snapshot != 0) slots_.touch(hit.snapshot);
+    // One that is held is on its way from a store.
+    if (hit.snapshot != 0 && slots_.ref_count(hit.snapshot) == 0) slots_.touch(hit.snapshot);
 }
 
 PrefixHash PrefixCache::key_of(Sequence& sequence) const {
@@ -203,7 +204,9 @@ void PrefixCache::check() const {
                  " kept=", slots_.is_kept(slot));
         if (owners_[slot] == 0) continue;
         ++num_owned;
-        DI_CHECK(slots_.ref_count(slot) == 0, "snapshot ", slot, " is held");
+        const auto is_it = [slot](const auto& entry) { return entry.second.snapshot == slot; };
+        DI_CHECK(slots_.ref_count(slot) == std::count_if(unproved_.begin(), unproved_.end(), is_it),
+                 "snapshot ", slot, " is held");
     }
     DI_CHECK(num_owned == num_snapshots && num_snapshots == stats_.num_snapshots, "snapshots=", num_snapshots,
              " owned=", num_owned, " counted=", stats_.num_snapshots);

@@ -13,6 +13,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <span>
 #include <string>
@@ -40,6 +41,7 @@ struct PublishedBorder {
     std::vector<int32_t> tokens;  // [border]
     std::vector<int32_t> blocks;  // [border / block_size]
     int32_t snapshot = 0;
+    bool is_whole = true;  ///< false: bounded replay has cut its decoder windows
 };
 
 /// What is held for a prefix that comes from outside, until it is published or cancelled.
@@ -93,15 +95,21 @@ public:
     /// Borders that have become known since the last call; their blocks and snapshots are as they were until
     /// the next blocks or slots are taken.
     std::vector<PublishedBorder> take_published();
-    /// Whether a sequence's prefix is one that others outside may have: not private, not scored, and with
-    /// whole windows.
+    bool is_reporting() const { return is_reporting_; }
+    /// Whether a sequence's prefix is one that others outside may have: not private and not scored.
     bool may_exchange(const Sequence& sequence) const;
     /// Holds what the first `border` tokens of a sequence need, beyond what is known; nothing when that does
     /// not fit, or is there.
     std::optional<PrefixReservation> reserve(Sequence& sequence, int32_t border);
-    /// The reserved blocks and the snapshot have been filled: known from now on, and held no more.
-    void publish(Sequence& sequence, const PrefixReservation& reservation);
+    /// The reserved blocks and the snapshot are known from now on. They stay held until `settle`: their bytes
+    /// are on the way, in front of whatever reads them, and nobody has proved them.
+    int64_t publish(Sequence& sequence, const PrefixReservation& reservation);
+    /// Ends a publication. One that is not sound is forgotten and returned: blocks behind the known ones, and
+    /// the slot, hold nonsense.
+    std::optional<PrefixReservation> settle(int64_t publication, bool is_sound);
     void cancel(const PrefixReservation& reservation);
+    /// Publications that are not settled.
+    const std::map<int64_t, PrefixReservation>& unproved() const { return unproved_; }
 
     /// Takes a free block or slot, evicting what was used longest ago when no plain one is left.
     int32_t take_block();
@@ -154,6 +162,8 @@ private:
     std::unordered_map<PrefixHash, int32_t> index_;
     bool is_reporting_ = false;
     std::vector<PublishedBorder> published_;
+    std::map<int64_t, PrefixReservation> unproved_;  // by publication
+    int64_t next_publication_ = 1;
     PrefixCacheStats stats_;
 };
 

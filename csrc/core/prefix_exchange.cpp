@@ -1,5 +1,6 @@
 /// The doors of the prefix cache for a store outside: borders that have become known, and prefixes that come
-/// from there. Blocks and slot of the latter are reserved, filled by whoever knows the bytes, and published.
+/// from there. Blocks and slot of the latter are reserved and published by whoever is about to fill them, and
+/// settled when that has been done, or has failed.
 #include <algorithm>
 
 #include "check.hpp"
@@ -10,12 +11,12 @@ namespace deepinfer {
 std::vector<PublishedBorder> PrefixCache::take_published() { return std::exchange(published_, {}); }
 
 void PrefixCache::report(int32_t node) {
-    // Private prefixes and windows that replay has cut stay inside.
-    if (!is_reporting_ || nodes_[node].window_start != 0) return;
+    if (!is_reporting_) return;
     PublishedBorder border;
     border.snapshot = nodes_[node].snapshot;
+    border.is_whole = nodes_[node].window_start == 0;
     for (int32_t block = node; block != 0; block = nodes_[block].parent) {
-        if (!nodes_[block].content.empty()) return;
+        if (!nodes_[block].content.empty()) return;  // private prefixes stay inside
         border.blocks.push_back(block);
     }
     std::reverse(border.blocks.begin(), border.blocks.end());
@@ -27,8 +28,7 @@ void PrefixCache::report(int32_t node) {
 }
 
 bool PrefixCache::may_exchange(const Sequence& sequence) const {
-    return is_enabled_ && !sequence.still_scores() && sequence.params.content_keys.empty() &&
-           sequence.replay_start(replay_keep_tokens_) == 0;
+    return is_enabled_ && !sequence.still_scores() && sequence.params.content_keys.empty();
 }
 
 std::optional<PrefixReservation> PrefixCache::reserve(Sequence& sequence, int32_t border) {
@@ -55,7 +55,7 @@ std::optional<PrefixReservation> PrefixCache::reserve(Sequence& sequence, int32_
     return reservation;
 }
 
-void PrefixCache::publish(Sequence& sequence, const PrefixReservation& reservation) {
+int64_t PrefixCache::publish(Sequence& sequence, const PrefixReservation& reservation) {
     const std::vector<int32_t>& blocks = reservation.blocks;
     int32_t parent = 0;
     bool is_whole = true;
@@ -68,7 +68,25 @@ void PrefixCache::publish(Sequence& sequence, const PrefixReservation& reservati
         parent = blocks[index];
     }
     if (is_whole) keep_snapshot(parent, reservation.snapshot);
+    unproved_.emplace(next_publication_, reservation);
+    return next_publication_++;
+}
+
+std::optional<PrefixReservation> PrefixCache::settle(int64_t publication, bool is_sound) {
+    const auto found = unproved_.find(publication);
+    if (found == unproved_.end()) return std::nullopt;
+    PrefixReservation reservation = std::move(found->second);
+    unproved_.erase(found);
+    if (!is_sound) {
+        for (size_t i = static_cast<size_t>(reservation.num_known); i < reservation.blocks.size(); ++i) {
+            if (nodes_[reservation.blocks[i]].serial != 0) remove_with_children(reservation.blocks[i]);
+        }
+        const int32_t owner = owners_[reservation.snapshot];
+        if (owner != 0) drop_snapshot(owner);  // behind blocks that were known before, which stay
+    }
     cancel(reservation);
+    if (is_sound) return std::nullopt;
+    return reservation;
 }
 
 void PrefixCache::cancel(const PrefixReservation& reservation) {

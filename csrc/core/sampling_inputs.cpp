@@ -80,7 +80,7 @@ SparseInputs collect_sparse(const StepPlan& plan) {
     int32_t row = 0;
     for (const PlanSequence& entry : plan.sequences) {
         const Sequence& sequence = *entry.sequence;
-        if (sequence.has_sparse_inputs && !sequence.is_finished()) {
+        if (sequence.has_sparse_inputs && !sequence.is_finished() && !sequence.is_void) {
             for (int32_t j = 0; j < entry.num_scoring; ++j) {
                 add_bias_and_allowed(sparse, sequence.params, row + j);
             }
@@ -237,7 +237,7 @@ void fill_sampling(const CoreConfig& config, StepPlan& plan, std::span<std::byte
             // An image token is outside of the vocabulary: nothing to force, and commit ignores the value.
             rows.set_scoring(row++, target, config.is_image_token(token) ? -1 : token, sequence.params);
         }
-        if (sequence.is_finished()) {
+        if (sequence.is_finished() || sequence.is_void) {
             for (int32_t j = 0; j < entry.num_samples; ++j) {
                 rows.set_neutral(row + j, int64_t{entry.start} + j + 1, -1, -1);
             }

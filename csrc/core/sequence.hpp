@@ -153,6 +153,7 @@ struct Sequence {
     ErrorKind error_kind = ErrorKind::kNone;
     bool is_evicting = false;   ///< preempted in flight: its blocks go back at the commit
     bool is_released = false;   ///< forgotten by the caller, kept only for the step in flight
+    bool is_void = false;       ///< what its steps in flight compute is nonsense; it is evicted as well
     uint8_t num_in_flight = 0;  ///< uncommitted plans that hold it, 0..2
     uint8_t num_drafts = 0;
     bool has_sparse_inputs = false;  ///< penalties, bias, bans or an allowed list

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from deepinfer.models.base import LayerGate
 from deepinfer.runtime.async_batch import Remap
 from deepinfer.runtime.batch import Batch, CacheCopies
 from deepinfer.runtime.model_runner import ModelRunner, StepResult
@@ -48,9 +49,17 @@ class Executor:
         self.idle_seconds = 0.0
 
     def forward(
-        self, batch: Batch, remap: Remap | None, copies: CacheCopies | None = None
+        self,
+        batch: Batch,
+        remap: Remap | None,
+        copies: CacheCopies | None = None,
+        gate: LayerGate | None = None,
     ) -> Future[np.ndarray | None]:
         """Queue a step's backbone; a fault shows in the result of the `sample` that follows.
+
+        Args:
+            batch, remap, copies: `ModelRunner.prepare`'s.
+            gate: what is on its way into the caches; None for nothing.
 
         Returns:
             `ModelRunner.prepare`'s: the rows of each sequence where the device deals them anew.
@@ -64,7 +73,7 @@ class Executor:
 
         def run() -> None:
             prepared.result()  # raises what it raised; it ran before in the same queue
-            self._runner.forward()
+            self._runner.forward(gate)
 
         self._forward = self._launch(run)
         return prepared

@@ -11,7 +11,7 @@ import torch
 from deepinfer import __version__
 from deepinfer.checkpoint.fingerprint import fingerprint
 from deepinfer.checkpoint.loader import Checkpoint
-from deepinfer.config import Arithmetic
+from deepinfer.config import Arithmetic, ReplayConfig
 from deepinfer.kv_transfer.entry import EntryLayout
 from deepinfer.kv_transfer.keys import Identity
 from deepinfer.models.base import ModelSpec
@@ -27,7 +27,10 @@ def kv_identity(
     *,
     with_drafter: bool,
 ) -> tuple[Identity, EntryLayout]:
-    """Who can use an engine's bytes, and the parts of them.
+    """Who can use an engine's blocks and states, and the parts of them.
+
+    Bounded replay is no part of the name: blocks and encoder rings are the same under every setting, and
+    whole states are kept of prompts only that were not cut (`hand_off_identity` is stricter).
 
     Equal bits are promised within one build on one kind of machine, so versions and instruction set are part
     of the name. Without a drafter nobody writes its rings, and they are no part of a state.
@@ -47,3 +50,14 @@ def kv_identity(
         block_size=layout.block_size,
     )
     return identity, entries
+
+
+def hand_off_identity(identity: Identity, replay: ReplayConfig) -> Identity:
+    """Who can go on with an engine's sequences.
+
+    Decoder windows of a prompt that was cut begin where the number of kept tokens says; whoever takes them
+    for longer ones reads what nobody wrote. The two modes give the same bytes wherever somebody reads.
+    """
+    return dataclasses.replace(
+        identity, arithmetic=f"{identity.arithmetic} bounded replay: {replay.keep_tokens}"
+    )

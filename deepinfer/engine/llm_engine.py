@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from deepinfer.engine.arg_utils import EngineArgs
+from deepinfer.engine.arrivals import ArrivalGate
 from deepinfer.engine.assembly import OutputAssembler
 from deepinfer.engine.engine_type import EngineType
 from deepinfer.engine.executor import Executor
@@ -24,6 +25,7 @@ from deepinfer.engine.swap import HostSwap, measure_copy_rate
 from deepinfer.kv_transfer.connector import KVConnector
 from deepinfer.kv_transfer.entry import EntryLayout
 from deepinfer.outputs import RequestOutput
+from deepinfer.runtime.batch import CacheCopies
 from deepinfer.runtime.model_runner import StepResult
 from deepinfer.runtime.sequence_bytes import SequenceBytes
 from deepinfer.sampling.calibration import ReliabilityBin
@@ -254,6 +256,8 @@ class LLMEngine:
                 self.core.discard_in_flight()
                 if self._swap is not None:
                     self._swap.after_interruption()
+                if self._exchange is not None:
+                    self._exchange.discard()
                 self._assembler.note_interruption()
                 self._structured.reset()
             raise
@@ -369,7 +373,10 @@ class LLMEngine:
                 inputs_of_forward = self._builder.batch(plan)
             with timers.timed("grammar"):
                 structured.warm(plan)
-            dealt_rows = self._executor.forward(*inputs_of_forward)
+            gate = None if self._exchange is None else self._exchange.gate(inputs_of_forward[2])
+            dealt_rows = self._executor.forward(*inputs_of_forward, gate)
+        elif self._exchange is not None:
+            self._exchange.fill()
         # The step before: its outcome is needed before this one's sampling parameters are known.
         self._results += self._finish(ended)
         if plan is None:
@@ -388,9 +395,23 @@ class LLMEngine:
             inputs = self._builder.sampling(plan)
         with timers.timed("grammar"):
             grammars = structured.step(plan, inputs)
-        self._in_flight = _InFlight(plan, self._executor.sample(inputs, plan.wants_drafts, grammars))
+        if inputs.host["is_ratio"].any():
+            idle = self._idle_slots(inputs_of_forward[2], gate)
+            self._executor.run(self.model_runner.draft_scores.release, idle)
+        sampled = self._executor.sample(inputs, plan.wants_drafts, grammars)
+        self._in_flight = _InFlight(plan, sampled, gate)
         if not self._is_async:
             self._results += self._finish(_NOTHING)
+
+    def _idle_slots(self, copies: CacheCopies | None, gate: ArrivalGate | None) -> list[int]:
+        """State slots whose drafts nobody tests any more: free ones, and those that the step in flight fills
+        with snapshots, forks and prefixes."""
+        slots = [0, *self.core.free_slots().tolist()]  # 0 belongs to nobody; steps that are measured use it
+        if copies is not None:
+            slots += copies.states[:, 1].tolist()
+        if gate is not None:
+            slots += [arrival.slot for arrival in gate.arrivals]
+        return slots
 
     def _finish(self, ended: np.ndarray) -> list[RequestOutput]:
         """Commit the step in flight, if there is one; results of what ended."""
@@ -402,6 +423,8 @@ class LLMEngine:
             return outputs
         with timers.timed("wait"):
             result = step.result.result()
+        if self._exchange is not None and step.gate is not None:
+            self._exchange.settle(step.gate)
         if self._swap is not None:
             self._swap.check()
         with timers.timed("commit"):
@@ -462,3 +485,4 @@ class _InFlight:
 
     plan: Any  # _core.StepPlan
     result: Future[StepResult]
+    gate: ArrivalGate | None  # what came into the pools under its forward

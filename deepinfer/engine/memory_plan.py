@@ -180,19 +180,13 @@ class MemoryPlan:
 
 
 def plan_fixed(
-    spec: ModelSpec,
-    scheduler: SchedulerConfig,
-    slots_ratio: float,
-    weights: int,
-    itemsize: int,
-    swap_bytes: int = 0,
+    spec: ModelSpec, scheduler: SchedulerConfig, weights: int, itemsize: int, swap_bytes: int = 0
 ) -> tuple[MemoryItem, ...]:
     """What is held beside the caches; the caches get what this leaves.
 
     Args:
         spec: the model.
         scheduler: limits of a step.
-        slots_ratio: state slots for each request.
         weights: bytes of the weights.
         itemsize: bytes of an activation.
         swap_bytes: host memory for preempted sequences.
@@ -205,7 +199,7 @@ def plan_fixed(
         ),
     ]
     if drafts:
-        scores = 4 * slots_for(scheduler.max_num_seqs, slots_ratio) * drafts * spec.vocab_size
+        scores = 4 * scheduler.max_num_seqs * drafts * spec.vocab_size
         items.append(
             MemoryItem("draft scores", scores, "with the first request that is verified by ratio; not before")
         )

@@ -20,7 +20,7 @@ from deepinfer.checkpoint.tokenizer import Tokenizer
 from deepinfer.config import Arithmetic, CacheConfig, ReplayConfig, SchedulerConfig
 from deepinfer.engine.arg_utils import BLOCK_SIZE, EngineArgs
 from deepinfer.engine.engine_type import EngineType
-from deepinfer.engine.kv_identity import kv_identity
+from deepinfer.engine.kv_identity import hand_off_identity, kv_identity
 from deepinfer.engine.memory_plan import MemoryPlan, plan_caches, plan_fixed
 from deepinfer.kv_transfer.entry import EntryLayout
 from deepinfer.kv_transfer.keys import Identity
@@ -58,7 +58,7 @@ class EngineParts:
         runner: the device's work.
         builder: turns the core's plans into the runner's inputs.
         memory_plan: what was allocated, and why.
-        identity: who can use this engine's bytes and how they are laid out, if anybody is to.
+        identity: who can go on with this engine's sequences, and how their bytes lie, if anybody is to.
         vocabulary: makes what tokens stand for, for grammars.
         prefixes: the KV store as this engine uses it, if there is one.
         owns_store: the store is closed with the engine.
@@ -116,9 +116,7 @@ def build_parts(args: EngineArgs, settings: Settings) -> EngineParts:
     replay = args.resolve_replay(settings, spec, backtracking)
     itemsize = getattr(torch, arithmetic.compute_dtype).itemsize
     swap_bytes = args.resolve_swap_bytes()
-    fixed = plan_fixed(
-        spec, scheduler, settings.num_state_slots_ratio, held_bytes(model, drafter), itemsize, swap_bytes
-    )
+    fixed = plan_fixed(spec, scheduler, held_bytes(model, drafter), itemsize, swap_bytes)
     cache = args.resolve_cache(
         scheduler,
         settings,
@@ -169,6 +167,7 @@ def build_parts(args: EngineArgs, settings: Settings) -> EngineParts:
             device=device,
         ),
         num_draft_tokens=num_drafts,
+        max_num_seqs=scheduler.max_num_seqs,
         confidence_scale=resolve_confidence_scale(
             num_drafts,
             environment=settings.confidence_temperatures,
@@ -183,6 +182,7 @@ def build_parts(args: EngineArgs, settings: Settings) -> EngineParts:
     if store is not None or args.engine_type != EngineType.NORMAL:
         identity = kv_identity(checkpoint, arithmetic, layout, spec, with_drafter=num_drafts > 0)
         prefixes = None if store is None else PrefixStore(store, *identity)
+        identity = hand_off_identity(identity[0], replay), identity[1]
     use_draft_budget = settings.use_draft_budget and num_drafts > 0
     if use_draft_budget:
         key = _step_time_key(checkpoint, arithmetic, scheduler, device)

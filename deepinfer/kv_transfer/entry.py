@@ -1,10 +1,11 @@
 """Entries of a KV store: what a value consists of, and the head that describes and protects it.
 
-An entry is a list of sections, each the bytes of one layer. There are two kinds for a prefix that ends at a
+An entry is a list of sections, each the bytes of one layer. There are three kinds for a prefix that ends at a
 block border, under the same digest:
 
-    block   compressed KV and index keys of the border's last block, a section for each layer that owns some
-    state   window rings at the border, a section for each stored layer
+    block     compressed KV and index keys of the border's last block, a section for each layer that owns some
+    state     window rings at the border, a section for each layer: what an exact sequence resumes from
+    encoder   of these the encoder's: bounded replay computes the decoder's anew, so they are enough for it
 
 The head comes in front of the sections wherever they are bytes in a row (files):
 
@@ -33,8 +34,9 @@ if TYPE_CHECKING:
 
 BLOCK = "block"
 STATE = "state"
+ENCODER = "encoder"
 MESSAGE = "message"  # what the store connector sends
-KINDS = (BLOCK, STATE, MESSAGE)
+KINDS = (BLOCK, STATE, ENCODER, MESSAGE)
 
 VERSION = 1
 LAYOUT_VERSION = 1  # of record formats and orders that section sizes do not show
@@ -225,13 +227,14 @@ def check_section(name: str, data: memoryview | bytes, digest: bytes) -> None:
 
 @dataclass(frozen=True)
 class EntryLayout:
-    """Sections of both kinds of entries, taken from the layout of the pools.
+    """Sections of all kinds of entries, taken from the layout of the pools.
 
     Attributes:
         block_size: tokens per block.
         block_bytes, slot_bytes: sizes of a block and a slot in the pools, which the sections lie in.
         block: sections of a block.
         state: sections of a state.
+        encoder: of these the first ones, the encoder's.
     """
 
     block_size: int
@@ -239,6 +242,7 @@ class EntryLayout:
     slot_bytes: int
     block: tuple[EntrySection, ...]
     state: tuple[EntrySection, ...]
+    encoder: tuple[EntrySection, ...]
 
     @classmethod
     def of(cls, layout: CacheLayout, state_layers: Iterable[int] | None = None) -> EntryLayout:
@@ -248,8 +252,7 @@ class EntryLayout:
 
         Args:
             layout: of the pools.
-            state_layers: layers whose window rings are stored: all of them (None) to go on exactly, fewer
-                where the others are rebuilt by bounded replay.
+            state_layers: layers whose window rings are in use; all of them when None.
         """
         wanted = {w.layer_id for w in layout.windows} if state_layers is None else set(state_layers)
         block = tuple(
@@ -266,13 +269,15 @@ class EntryLayout:
             for w in layout.windows
             if w.layer_id in wanted
         )
-        return cls(layout.block_size, layout.block_bytes, layout.slot_bytes, block, state)
+        encoder = tuple(section for section in state if section.offset < layout.stored_slot_bytes)
+        return cls(layout.block_size, layout.block_bytes, layout.slot_bytes, block, state, encoder)
 
     def sections(self, kind: str) -> tuple[EntrySection, ...]:
         """Sections of an entry of this kind."""
-        return self.block if kind == BLOCK else self.state
+        return {BLOCK: self.block, STATE: self.state, ENCODER: self.encoder}[kind]
 
     def fingerprint(self) -> str:
         """Version and digest: equal for layouts whose entries can be exchanged."""
-        text = json.dumps([[[s.name, s.num_bytes] for s in part] for part in (self.block, self.state)])
+        parts = self.block, self.state, self.encoder
+        text = json.dumps([[[s.name, s.num_bytes] for s in part] for part in parts])
         return f"{LAYOUT_VERSION}:{hashlib.sha256(text.encode()).hexdigest()}"

@@ -16,6 +16,7 @@ import numpy as np
 
 from deepinfer.kv_transfer.entry import (
     BLOCK,
+    ENCODER,
     STATE,
     DamagedEntryError,
     EntryHeader,
@@ -25,6 +26,9 @@ from deepinfer.kv_transfer.entry import (
 )
 from deepinfer.kv_transfer.keys import Identity, ImageSpan, prefix_keys
 from deepinfer.kv_transfer.store import KVStore, StoredEntry, logger
+
+EXACT = (STATE,)  # kinds of states that a sequence can resume from, the best one first
+REPLAYED = (ENCODER, STATE)  # likewise, where bounded replay computes the decoder's windows anew
 
 
 class PrefixChain:
@@ -62,9 +66,14 @@ class PrefixChain:
         """Header of block `index`, 0 ... num_blocks - 1."""
         return self._header(BLOCK, index + 1, index * self._size)
 
-    def state(self, num_blocks: int) -> EntryHeader:
-        """Header of the state behind the first blocks, 1 ... num_blocks; it names every token before it."""
-        return self._header(STATE, num_blocks, 0)
+    def state(self, num_blocks: int, kind: str = STATE) -> EntryHeader:
+        """Header of the state behind the first blocks, 1 ... num_blocks; it names every token before it.
+
+        Args:
+            num_blocks: before it.
+            kind: STATE, or ENCODER for the encoder's part alone.
+        """
+        return self._header(kind, num_blocks, 0)
 
     def _header(self, kind: str, num_blocks: int, first_token: int) -> EntryHeader:
         assert 1 <= num_blocks <= self.num_blocks, f"{num_blocks=} {self.num_blocks=}"
@@ -107,10 +116,10 @@ class PrefixLoad:
         for each in self.layers if layer is None else [x for x in self.layers if x <= layer]:
             self._futures[each].result(timeout_s)
 
-    def cancel(self) -> None:
-        """Stop reading and wait until nothing is written to the destination any more."""
+    def cancel(self, wait: bool = True) -> None:
+        """Stop reading, and wait until nothing is written to the destination any more."""
         self._is_cancelled.set()
-        if self.layers:
+        if self.layers and wait:
             self._futures[self.layers[-1]].exception()
 
     def _run(self) -> None:
@@ -154,7 +163,7 @@ class PrefixStore:
         store: where entries are kept; stays the caller's.
         identity: what they depend on.
         layout: their sections.
-        num_threads: of loading.
+        num_threads: loads that are read at once.
         max_pending_bytes: copies that wait to be written by `put_later`.
     """
 
@@ -164,7 +173,7 @@ class PrefixStore:
         identity: Identity,
         layout: EntryLayout,
         *,
-        num_threads: int = 1,
+        num_threads: int = 2,
         max_pending_bytes: int = 256 << 20,
     ) -> None:
         if identity.block_size != layout.block_size or identity.layout != layout.fingerprint():
@@ -183,7 +192,14 @@ class PrefixStore:
         """Names of what can be stored of a sequence."""
         return PrefixChain(self.identity, self.layout, token_ids, images)
 
-    def find(self, chain: PrefixChain, max_blocks: int, num_known: int = 0, resumable: int = 0) -> int:
+    def find(
+        self,
+        chain: PrefixChain,
+        max_blocks: int,
+        num_known: int = 0,
+        resumable: int = 0,
+        kinds: Sequence[str] = EXACT,
+    ) -> int:
         """The longest border that can be resumed from.
 
         Args:
@@ -191,6 +207,7 @@ class PrefixStore:
             max_blocks: of the border at most.
             num_known: blocks that the caller has already.
             resumable: border from which the caller can resume without the store; only a later one counts.
+            kinds: of states that will do.
 
         Returns:
             Blocks before the border; 0 when there is none.
@@ -199,12 +216,21 @@ class PrefixStore:
         keys = [chain.block(index).key for index in range(num_known, last)]
         longest = min(num_known, last) + self.store.longest_prefix(keys)
         for border in range(longest, resumable, -1):
-            if self.store.contains(chain.state(border).key):
+            if self.has_state(chain, border, kinds):
                 return border
         return 0
 
+    def has_state(self, chain: PrefixChain, border: int, kinds: Sequence[str]) -> bool:
+        """Whether a state of one of these kinds is there."""
+        return any(self.store.contains(chain.state(border, kind).key) for kind in kinds)
+
     def load(
-        self, chain: PrefixChain, border: int, blocks: Sequence[np.ndarray], state: np.ndarray
+        self,
+        chain: PrefixChain,
+        border: int,
+        blocks: Sequence[np.ndarray],
+        state: np.ndarray,
+        kinds: Sequence[str] = EXACT,
     ) -> PrefixLoad | None:
         """Begin to load what a border needs.
 
@@ -213,28 +239,30 @@ class PrefixStore:
             border: blocks before it.
             blocks: where the last `len(blocks)` of them go, in order: [block_bytes] uint8 each, contiguous.
             state: [slot_bytes] uint8, contiguous. Bytes between sections are left as they are.
+            kinds: of states that will do, the best one first; the sections of that one are loaded.
 
         Returns:
             None when something is not there after all. The destinations are written until the load has ended.
         """
         # From the end to the front: eviction takes the end of a prefix before its beginning.
-        wanted = [(chain.state(border), STATE, state)]
+        wanted = [([chain.state(border, kind) for kind in kinds], kinds[0], state)]
         first = border - len(blocks)
         for place in reversed(range(len(blocks))):
-            wanted.append((chain.block(first + place), BLOCK, blocks[place]))
+            wanted.append(([chain.block(first + place)], BLOCK, blocks[place]))
         entries: list[StoredEntry] = []
         pieces: dict[int, list[_Piece]] = {}
-        for header, kind, out in wanted:
-            entry = self.store.get(header.key, header)
+        for headers, kind, out in wanted:
+            entry = self._get(headers)
             if entry is None:
                 for each in entries:
                     each.close()
                 return None
             entries.append(entry)
             view = self._view(kind, out)
-            for number, part in enumerate(self.layout.sections(kind)):
+            numbers = {name: number for number, (name, _) in enumerate(entry.header.sections)}
+            for part in self.layout.sections(kind):
                 target = view[part.offset : part.offset + part.num_bytes]
-                pieces.setdefault(part.layer_id, []).append(_Piece(entry, number, target))
+                pieces.setdefault(part.layer_id, []).append(_Piece(entry, numbers[part.name], target))
         load = PrefixLoad(pieces, entries)
         self._loaders.submit(load._run)
         return load
@@ -243,14 +271,26 @@ class PrefixStore:
         """Keep block `index`: [block_bytes] uint8, contiguous. Whether the store holds it now."""
         return self.store.put(chain.block(index), self._parts(BLOCK, block))
 
-    def put_state(self, chain: PrefixChain, border: int, slot: np.ndarray) -> bool:
+    def put_state(self, chain: PrefixChain, border: int, slot: np.ndarray, kind: str = STATE) -> bool:
         """Keep the state at a border: [slot_bytes] uint8, contiguous. Whether the store holds it now."""
-        return self.store.put(chain.state(border), self._parts(STATE, slot))
+        return self.store.put(chain.state(border, kind), self._parts(kind, slot))
 
     def put_later(
-        self, chain: PrefixChain, border: int, blocks: Mapping[int, np.ndarray], slot: np.ndarray | None
+        self,
+        chain: PrefixChain,
+        border: int,
+        blocks: Mapping[int, np.ndarray],
+        slot: np.ndarray | None,
+        kind: str = STATE,
     ) -> bool:
         """Copy blocks by their index, and the state at a border, and write them on a thread.
+
+        Args:
+            chain: the sequence.
+            border: blocks before the state.
+            blocks: [block_bytes] uint8 each, contiguous.
+            slot: [slot_bytes] uint8, contiguous; None for no state.
+            kind: of the state.
 
         Returns:
             False when too much is waiting already; then nothing was copied.
@@ -258,8 +298,8 @@ class PrefixStore:
         headers = [chain.block(index) for index in blocks]
         parts = [self._parts(BLOCK, block) for block in blocks.values()]
         if slot is not None:
-            headers.append(chain.state(border))
-            parts.append(self._parts(STATE, slot))
+            headers.append(chain.state(border, kind))
+            parts.append(self._parts(kind, slot))
         num_bytes = sum(header.num_bytes for header in headers)
         with self._lock:
             if self._pending_bytes + num_bytes > self._max_pending_bytes:
@@ -292,6 +332,13 @@ class PrefixStore:
         finally:
             with self._lock:
                 self._pending_bytes -= num_bytes
+
+    def _get(self, headers: Sequence[EntryHeader]) -> StoredEntry | None:
+        """The first of these entries that is there."""
+        for header in headers[:-1]:
+            if self.store.contains(header.key) and (entry := self.store.get(header.key, header)) is not None:
+                return entry
+        return self.store.get(headers[-1].key, headers[-1])
 
     def _parts(self, kind: str, array: np.ndarray) -> list[memoryview]:
         """Sections of a block or slot, not copied."""

@@ -106,8 +106,8 @@ class SequenceState:
         """Whether an engine with this identity and layout can go on with it. Raises SequenceStateError."""
         if self.identity != identity:
             raise SequenceStateError(
-                f"request {self.request_id}: its state comes from another model, arithmetic or cache layout "
-                f"({self.identity.hex()[:12]}, this engine is {identity.hex()[:12]})"
+                f"request {self.request_id}: its state comes from another model, arithmetic, bounded replay "
+                f"or cache layout ({self.identity.hex()[:12]}, this engine is {identity.hex()[:12]})"
             )
         if self.num_computed == len(self.blocks) == self.slot.size == 0:
             return  # it has ended

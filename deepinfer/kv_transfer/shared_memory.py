@@ -309,9 +309,9 @@ class SharedMemoryConnector(KVConnector):
             raise TransferError(f"the other side speaks protocol {message['protocol']}, not {PROTOCOL}")
         theirs, ours = message["identity"], self._identity.hex()
         if theirs != ours:
-            self._note_gone("the other side has another model, arithmetic or cache layout")
+            self._note_gone("the other side has another model, arithmetic, bounded replay or cache layout")
             raise TransferError(
-                "the other side has another model, arithmetic or cache layout "
+                "the other side has another model, arithmetic, bounded replay or cache layout "
                 f"({theirs[:12]}, this one {ours[:12]})"
             )
         self._is_greeted = True

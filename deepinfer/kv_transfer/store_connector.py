@@ -277,7 +277,7 @@ class StoreConnector(KVConnector):
         theirs, ours = str(hello.get("identity")), self._identity.hex()
         if theirs != ours:
             raise TransferError(
-                "the other side has another model, arithmetic or cache layout "
+                "the other side has another model, arithmetic, bounded replay or cache layout "
                 f"({theirs[:12]}, this one {ours[:12]})"
             )
 

@@ -93,13 +93,25 @@ class ForwardOutput:
     feature_rows: Tensor | None = None
 
 
+class LayerGate(Protocol):
+    """Bytes on their way into the pools, which a forward meets layer by layer."""
+
+    def wait(self, layer_id: int) -> None:
+        """Return when everything that this layer and those below it read is in the pools."""
+
+    def finish(self) -> None:
+        """Return when everything is there; to be called before anybody else touches the pools."""
+
+
 class Model(Protocol):
     """The calls of one step, on one device."""
 
     spec: ModelSpec
 
-    def forward(self, batch: Batch, caches: Caches, want_features: bool = False) -> ForwardOutput:
-        """Run the backbone and write its caches."""
+    def forward(
+        self, batch: Batch, caches: Caches, want_features: bool = False, gate: LayerGate | None = None
+    ) -> ForwardOutput:
+        """Run the backbone and write its caches; with a gate, pass it before each layer touches them."""
 
     def compute_logits(self, hidden_states: Tensor) -> Tensor:
         """[rows, hidden] -> float32 [rows, vocab]."""

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from deepinfer.models.base import Drafter, ForwardOutput, Model
+from deepinfer.models.base import Drafter, ForwardOutput, LayerGate, Model
 from deepinfer.runtime.async_batch import DeviceStep, NgramVocab, Remap, correct_batch, deal
 from deepinfer.runtime.batch import Batch, CacheCopies
 from deepinfer.runtime.caches import Caches
@@ -70,6 +70,7 @@ class ModelRunner:
         caches: both pools.
         sampler: chooses tokens.
         num_draft_tokens: drafts proposed per sequence, 0 without a drafter.
+        max_num_seqs: sequences that run at once.
         confidence_scale: [num_draft_tokens] turns the drafter's logits into confidences.
         eos_token_id: the checkpoint's end of sequence.
         ngram_vocab: None when the model hashes no n-grams.
@@ -87,6 +88,7 @@ class ModelRunner:
         sampler: Sampler,
         *,
         num_draft_tokens: int,
+        max_num_seqs: int,
         confidence_scale: ConfidenceScale,
         eos_token_id: int,
         ngram_vocab: NgramVocab | None,
@@ -101,7 +103,11 @@ class ModelRunner:
         self._eos_token_id = eos_token_id
         self._ngram_vocab = ngram_vocab
         self.draft_scores = DraftScores(
-            caches.slots.shape[0], num_draft_tokens, model.spec.vocab_size, caches.slots.device
+            caches.slots.shape[0],
+            num_draft_tokens,
+            model.spec.vocab_size,
+            caches.slots.device,
+            num_rows=max_num_seqs,
         )
         self._batch: Batch | None = None
         self._copies: CacheCopies | None = None
@@ -136,8 +142,8 @@ class ModelRunner:
         return seqlens_q
 
     @torch.inference_mode()
-    def forward(self) -> None:
-        """Launch the backbone on the prepared step."""
+    def forward(self, gate: LayerGate | None = None) -> None:
+        """Launch the backbone on the prepared step, which reads what comes through the gate."""
         batch = self._batch
         assert batch is not None, "forward without prepare"
         with self.timers.timed("forward"):
@@ -147,7 +153,11 @@ class ModelRunner:
                 self.settle()
             if self._copies is not None:
                 self._caches.copy_slots(self._copies.slots)
-            self._output = self._model.forward(batch, self._caches, want_features=self._drafter is not None)
+            self._output = self._model.forward(
+                batch, self._caches, want_features=self._drafter is not None, gate=gate
+            )
+            if gate is not None:
+                gate.finish()
 
     @torch.inference_mode()
     def sample(
@@ -162,6 +172,8 @@ class ModelRunner:
         """
         batch, output = self._batch, self._output
         assert batch is not None and output is not None, "sample without forward"
+        if inputs.host["is_ratio"].any():
+            self.draft_scores.assign(batch.state_slots.tolist())
         with self.timers.timed("sample"):
             ends = None
             if grammars is not None:

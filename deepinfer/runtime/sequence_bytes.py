@@ -46,6 +46,8 @@ class SequenceBytes:
         if len(blocks):
             self._caches.blocks[torch.from_numpy(blocks).long()] = torch.tensor(rows, device=device)
         self._caches.slots[slot] = torch.tensor(state, device=device)
+        if scores is not None:
+            self._draft_scores.assign([slot])
         for step in range(0 if scores is None else len(scores)):
             row = torch.tensor(scores[step : step + 1], device=device)
             self._draft_scores.keep(torch.tensor([slot]), step, row)

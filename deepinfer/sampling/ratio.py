@@ -4,9 +4,14 @@ A ratio request's drafts are drawn with noise of their own, and tested against t
 drawn from. So the scores of every draft, after all transforms, stay on the device from the step that proposes
 to the one that verifies. Sequences are found by their state slots, which they keep in between; a recomputed
 sequence gets new drafts before any is tested. Requests that verify by coupled noise need none of this.
+
+There are more slots than sequences that run, because the prefix cache keeps its snapshots in the others, and
+scores are large. So a slot gets a row of the table only while a sequence with drafts holds it.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -21,28 +26,68 @@ SLICE_BYTES = 64 << 20
 class DraftScores:
     """Scores that drafts were drawn from, by state slot and place in the block.
 
-    num_slots * num_drafts * vocab_size float32 numbers, allocated when the first drafts are kept.
+    num_rows * num_drafts * vocab_size float32 numbers, allocated when the first drafts are kept. More slots
+    in use than rows make it grow.
+
+    Args:
+        num_slots: of the state pool.
+        num_drafts, vocab_size: of a sequence.
+        num_rows: slots that are expected to have drafts at once.
     """
 
-    def __init__(self, num_slots: int, num_drafts: int, vocab_size: int, device: torch.device) -> None:
-        self._shape = (num_slots, num_drafts, vocab_size)
+    def __init__(
+        self, num_slots: int, num_drafts: int, vocab_size: int, device: torch.device, num_rows: int
+    ) -> None:
+        self._shape = (num_rows, num_drafts, vocab_size)
         self._device = device
         self._table: Tensor | None = None
+        self._row_of: dict[int, int] = {}  # by slot
+        self._free = list(range(num_rows - 1, -1, -1))
+        self._rows = torch.zeros(num_slots, dtype=torch.int64, device=device)  # the same, 0 for slots without
 
     @property
     def is_allocated(self) -> bool:
         return self._table is not None
 
+    @property
+    def num_rows(self) -> int:
+        return self._shape[0]
+
+    def release(self, slots: Iterable[int]) -> None:
+        """No sequence holds these slots: their rows come free."""
+        for slot in self._row_of.keys() & set(slots):
+            self._free.append(self._row_of.pop(slot))
+
+    def assign(self, slots: Iterable[int]) -> None:
+        """Give rows to the slots of a step that keeps or takes their scores; who has one keeps it."""
+        new = [slot for slot in slots if slot not in self._row_of]
+        if len(new) > len(self._free):
+            self._grow(len(new) - len(self._free))
+        for slot in new:
+            self._row_of[slot] = self._free.pop()
+        if new:
+            rows = [self._row_of[slot] for slot in new]
+            self._rows[new] = torch.tensor(rows, dtype=torch.int64, device=self._device)
+
     def keep(self, slots: Tensor, step: int, scores: Tensor) -> None:
         """Remember [n, V] float32 scores of draft `step` (0, 1, ...) of the sequences in n distinct slots."""
         if self._table is None:
             self._table = torch.empty(self._shape, device=self._device)
-        self._table[slots.long(), step] = scores
+        self._table[self._rows[slots.long()], step] = scores
 
     def take(self, slots: Tensor, places: Tensor) -> Tensor:
         """[n, V] float32 scores of drafts `places` in `slots`, [n] each; a place beyond gives any scores."""
         assert self._table is not None, "no drafts were kept"
-        return self._table[slots.long(), places.clamp(max=self._shape[1] - 1).long()]
+        return self._table[self._rows[slots.long()], places.clamp(max=self._shape[1] - 1).long()]
+
+    def _grow(self, count: int) -> None:
+        num_rows = self.num_rows
+        self._free += range(num_rows, num_rows + count)
+        self._shape = (num_rows + count, *self._shape[1:])
+        if self._table is not None:
+            table = torch.empty(self._shape, device=self._device)
+            table[:num_rows] = self._table
+            self._table = table
 
 
 class RatioVerifier:

@@ -141,19 +141,6 @@ def test_without_room_for_states(store: KVStore) -> None:
             assert facts(generate(llm, prompts, greedy())) == expected
 
 
-def test_replayed_prompts_stay_inside(store: KVStore) -> None:
-    """Windows that bounded replay has cut depend on the length of the prompt; others are kept."""
-    prompts = prompts_of(140, 700)
-    settings = Settings(replay_mode="compact", replay_keep_tokens=140)
-    expected = answers(prompts, greedy(), settings=settings)
-    for hits in ([0, 0], [128, 0]):
-        with make_llm(kv_store=store, settings=settings) as llm:
-            outputs = generate(llm, prompts, greedy())
-            assert facts(outputs) == expected and cached(outputs) == hits
-            llm.llm_engine.kv_store.flush()
-    assert store.stats().num_entries == 2
-
-
 def test_aborts(store: KVStore) -> None:
     prompts = prompts_of(300, 400)
     for _ in range(2):

@@ -181,7 +181,7 @@ def test_an_engine_says_once_what_it_holds(monkeypatch: pytest.MonkeyPatch):
         assert plan["cache blocks"].num_bytes == runner._caches.blocks.nbytes
         assert plan["state slots"].num_bytes == runner._caches.slots.nbytes
         assert plan["weights"].num_bytes == held_bytes(runner._model, runner._drafter) > 10**7
-        assert plan["draft scores"].num_bytes == 4 * 5 * 5 * runner._model.spec.vocab_size
+        assert plan["draft scores"].num_bytes == 4 * 4 * 5 * runner._model.spec.vocab_size
         assert plan.limit is None and plan.num_bytes == sum(item.num_bytes for item in plan.items)
     assert said == ["memory plan\n" + plan.text()]
 

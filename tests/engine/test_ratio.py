@@ -190,6 +190,37 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize("use_async", [False, True])
+def test_scores_take_no_room_for_snapshots(use_async):
+    """Two requests at a time pass through many slots; two rows of scores are enough, none is mixed up."""
+    prompts = [list(prompt_of(130 + 7 * row, row)) for row in range(10)]
+    params = [
+        SamplingParams(
+            temperature=0.9, seed=row, max_tokens=9 + row % 5, ignore_eos=True, verification="ratio"
+        )
+        for row in range(10)
+    ]
+    settings = Settings(use_async_scheduling=use_async)
+    with make_llm(settings=settings, max_num_seqs=2, enable_prefix_caching=False) as llm:
+        expected = facts(llm.generate(prompts, params, use_tqdm=False))
+    with make_llm(settings=settings, max_num_seqs=2, num_prefix_states=20) as llm:
+        engine = llm.llm_engine
+        seen = set()
+        batch = engine._builder.batch
+
+        def watched_batch(plan):
+            inputs = batch(plan)
+            seen.update(inputs[0].state_slots.tolist())
+            return inputs
+
+        engine._builder.batch = watched_batch
+        assert facts(llm.generate(prompts, params, use_tqdm=False)) == expected
+        scores = engine.model_runner.draft_scores
+        assert scores.is_allocated and scores.num_rows == 2 < len(seen)
+        (item,) = [item for item in engine.memory_plan.items if item.name == "draft scores"]
+        assert item.num_bytes == scores._table.nbytes
+
+
+@pytest.mark.parametrize("use_async", [False, True])
 def test_greedy_outputs_are_those_of_plain_decoding(use_async, kept):
     prompts, params = work(12, temperature=0.0, verification="ratio")
     settings = Settings(use_async_scheduling=use_async)

@@ -450,10 +450,21 @@ def test_what_roles_refuse() -> None:
         engine.close()
 
 
-def test_engines_that_do_not_fit(tmp_path: Path) -> None:
-    """Another cache layout is refused when the two meet."""
-    prompt = make_engine(EngineType.PROMPT, Settings(num_draft_tokens=0))
-    completion = make_engine(EngineType.COMPLETION)
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"num_draft_tokens": 0}, {}),
+        ({}, {"replay_mode": "compact", "replay_keep_tokens": 140}),
+        (
+            {"replay_mode": "compact", "replay_keep_tokens": 140},
+            {"replay_mode": "compact", "replay_keep_tokens": 141},
+        ),
+    ],
+)
+def test_engines_that_do_not_fit(tmp_path: Path, one: dict[str, Any], other: dict[str, Any]) -> None:
+    """Another cache layout, and other windows under bounded replay, are refused when the two meet."""
+    prompt = make_engine(EngineType.PROMPT, Settings(**one))
+    completion = make_engine(EngineType.COMPLETION, Settings(**other))
     failures = []
 
     def accept() -> None:

@@ -100,7 +100,7 @@ def changed_batch(change: Callable[[Any], Any]) -> Iterator[None]:
     """Batches of decode steps pass through `change` when the model gets them."""
     original = model_runner.ModelRunner.forward
 
-    def forward(self: Any) -> None:
+    def forward(self: Any, *gate: Any) -> None:
         model = self._model
 
         def changed(batch: Any, *args: Any, **options: Any) -> Any:
@@ -108,7 +108,7 @@ def changed_batch(change: Callable[[Any], Any]) -> Iterator[None]:
 
         self._model = mock.Mock(wraps=model, forward=changed, spec=model.spec)
         try:
-            original(self)
+            original(self, *gate)
         finally:
             self._model = model
 

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from deepinfer.kv_transfer.directory_store import DirectoryStore
-from deepinfer.kv_transfer.entry import BLOCK, STATE, DamagedEntryError, EntryLayout
+from deepinfer.kv_transfer.entry import BLOCK, ENCODER, STATE, DamagedEntryError, EntryLayout
 from deepinfer.kv_transfer.keys import Identity
 from deepinfer.kv_transfer.memory_store import MemoryStore
-from deepinfer.kv_transfer.prefix import PrefixChain, PrefixStore
+from deepinfer.kv_transfer.prefix import REPLAYED, PrefixChain, PrefixStore
 from deepinfer.kv_transfer.store import KVStore
 from deepinfer.models.deepseek_v41.config import DeepseekV41Config
 from deepinfer.models.deepseek_v41.spec import model_spec
@@ -87,6 +87,38 @@ def test_find_needs_blocks_and_state(prefixes: PrefixStore) -> None:
     prefixes.store.remove(chain.block(1).key)
     assert prefixes.find(chain, 9) == 0  # a gap
     assert prefixes.find(chain, 9, num_known=2) == 5  # which does not matter to who has these blocks
+
+
+@pytest.mark.parametrize("kind", [STATE, ENCODER])
+def test_states_of_the_encoder(prefixes: PrefixStore, kind: str) -> None:
+    """Who replays the decoder takes either kind and reads the encoder's part; others need all of it."""
+    chain = prefixes.chain(TOKENS)
+    for index in range(3):
+        prefixes.put_block(chain, index, block_of(index))
+    assert prefixes.put_later(chain, 3, {}, slot_of(3), kind)
+    prefixes.flush()
+    with prefixes.store.get(chain.state(3, kind).key) as entry:
+        assert entry.header.num_bytes == (33 + 34 if kind == ENCODER else 33 + 34 + 35 + 36)
+        assert entry.header.key.kind == kind and len(entry.header.sections) == (2 if kind == ENCODER else 4)
+    assert prefixes.find(chain, 9) == (3 if kind == STATE else 0)
+    assert prefixes.find(chain, 9, kinds=REPLAYED) == 3
+    blocks, slot = pools(3)
+    load = prefixes.load(chain, 3, list(blocks), slot, REPLAYED)
+    load.wait(timeout_s=10)
+    assert load.layers == (0, 1, 3)  # 3 owns a part of the blocks
+    for part in toy_layout().state:
+        span = slice(part.offset, part.offset + part.num_bytes)
+        expected = slot_of(3)[span] if part.layer_id < 2 else np.full(part.num_bytes, 238)
+        assert np.array_equal(slot[span], expected)
+    assert_loaded(BLOCK, blocks[2], block_of(2))
+    if kind == ENCODER:
+        assert prefixes.load(chain, 3, list(blocks), slot) is None
+        prefixes.put_state(chain, 3, slot_of(3))  # both are there: the smaller one is read
+        before = prefixes.store.stats().bytes_read
+        prefixes.load(chain, 3, [], slot, REPLAYED).wait(timeout_s=10)
+        read = prefixes.store.stats().bytes_read - before
+        with prefixes.store.get(chain.state(3, ENCODER).key) as entry:
+            assert read == entry.head.total_bytes
 
 
 def test_a_shared_beginning_is_shared(prefixes: PrefixStore) -> None:
@@ -273,18 +305,23 @@ def layout_of(name: str) -> CacheLayout:
 )
 def test_sections_of_real_models(name: str, block: int, state: int, encoder: int) -> None:
     pool = layout_of(name)
-    exact = EntryLayout.of(pool)
-    decoder = min(w.layer_id for w in pool.windows if w.offset >= pool.stored_slot_bytes)
-    replayed = EntryLayout.of(pool, state_layers=range(decoder))
-    assert sum(s.num_bytes for s in exact.block) == block
-    assert sum(s.num_bytes for s in exact.state) == state
-    assert sum(s.num_bytes for s in replayed.state) == encoder == pool.stored_slot_bytes
-    for layout in (exact, replayed):
-        for sections, size in ((layout.block, layout.block_bytes), (layout.state, layout.slot_bytes)):
+    layout = EntryLayout.of(pool)
+    assert sum(s.num_bytes for s in layout.block) == block
+    assert sum(s.num_bytes for s in layout.state) == state
+    assert sum(s.num_bytes for s in layout.encoder) == encoder == pool.stored_slot_bytes
+    # By the formula: a ring of window + max_backtracking records for each layer in front of the decoder.
+    config = DeepseekV41Config.from_dict(RELEASE) if name == "release" else load_config(name)
+    spec = model_spec(config)
+    assert encoder == spec.first_decoder_layer * (config.sliding_window + 6) * (512 + 512 // 32)
+    assert layout.encoder == layout.state[: spec.first_decoder_layer]
+    backbone = EntryLayout.of(pool, state_layers=range(spec.num_layers))
+    assert backbone.encoder == layout.encoder and len(backbone.state) == spec.num_layers
+    for each in (layout, backbone):
+        for sections, size in ((each.block, each.block_bytes), (each.state, each.slot_bytes)):
             ends = [s.offset + s.num_bytes for s in sections]
             assert all(end <= s.offset for end, s in zip(ends, sections[1:])) and ends[-1] <= size
             assert [s.layer_id for s in sections] == sorted(s.layer_id for s in sections)
-    assert exact.fingerprint() != replayed.fingerprint() == replace(replayed).fingerprint()
+    assert layout.fingerprint() != backbone.fingerprint() == replace(backbone).fingerprint()
 
 
 def test_a_real_layout_through_a_directory(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

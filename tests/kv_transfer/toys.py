@@ -20,7 +20,9 @@ def toy_layout() -> EntryLayout:
     """Layers 0 ... 3 with windows, 1 and 3 with paged sections; gaps between and behind the sections."""
     block = (EntrySection("1.paged", 1, 40, 0), EntrySection("3.paged", 3, 96, 64))
     state = tuple(EntrySection(f"{layer}.window", layer, 33 + layer, 64 * layer) for layer in range(4))
-    return EntryLayout(BLOCK_SIZE, block_bytes=192, slot_bytes=320, block=block, state=state)
+    return EntryLayout(
+        BLOCK_SIZE, block_bytes=192, slot_bytes=320, block=block, state=state, encoder=state[:2]
+    )
 
 
 def toy_identity(**changes: str) -> Identity:

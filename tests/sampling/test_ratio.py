@@ -144,12 +144,48 @@ FIRST_Q = FIRST_P + torch.randn(SIZE, generator=_RANDOM)
 SECOND_Q = SECOND_P + torch.randn(SIZE, SIZE, generator=_RANDOM)
 
 
+def scores_of(num_slots: int, num_drafts: int) -> DraftScores:
+    """A table with a row for every slot."""
+    scores = DraftScores(num_slots, num_drafts, SIZE, torch.device("cpu"), num_rows=num_slots)
+    scores.assign(range(num_slots))
+    return scores
+
+
+def test_slots_get_rows_while_they_are_in_use(seed):
+    """Many slots, few rows: what a slot has kept is its own until it is idle, also when the table grows."""
+    rng, num_slots = np.random.default_rng(seed), 40
+    scores = DraftScores(num_slots, 2, SIZE, torch.device("cpu"), num_rows=5)
+    held: dict[int, torch.Tensor] = {}
+    most = 0
+    for _ in range(300):
+        for slot in [slot for slot in held if rng.random() < 0.3]:
+            del held[slot]
+        idle = [slot for slot in range(num_slots) if slot not in held]
+        new = [int(slot) for slot in rng.choice(idle, min(5 - len(held), rng.integers(6)), replace=False)]
+        step = [*new, *(slot for slot in held if rng.random() < 0.7)]
+        scores.release([slot for slot in idle if slot not in new])
+        scores.assign(step)
+        values = torch.randn(2, len(step), SIZE)
+        for place in range(2):
+            if step:
+                scores.keep(torch.tensor(step, dtype=torch.int32), place, values[place])
+        held |= {slot: values[:, at] for at, slot in enumerate(step)}
+        most = max(most, len(held))
+        for slot, expected in held.items():
+            assert torch.equal(scores.take(torch.tensor([slot] * 2), torch.arange(2)), expected)
+    assert most == scores.num_rows == 5
+    scores.assign(range(num_slots))
+    assert scores.num_rows == num_slots
+    for slot, expected in held.items():
+        assert torch.equal(scores.take(torch.tensor([slot] * 2), torch.arange(2)), expected)
+
+
 def two_tokens(count: int, num_drafts: int, sampler: Sampler, **options) -> tuple[Tensor, Tensor]:
     """First two tokens of `count` ratio requests that verify `num_drafts` drafts, and how many stood."""
     rows = [Row(seed=seed, index=10, is_ratio=True, **options) for seed in range(count)]
     before = make_inputs(rows)
     slots = torch.arange(count)
-    scores = DraftScores(count, 2, SIZE, torch.device("cpu"))
+    scores = scores_of(count, 2)
     anchors = torch.full((count,), 9)
 
     def propose(inputs: SamplingInputs, first: Tensor, index: Tensor, num_steps: int) -> Tensor:
@@ -225,7 +261,7 @@ def test_joint_law_with_one_noise_for_drafts_and_residuals(monkeypatch):
 
 def mixed_rows() -> tuple[list[Row], Tensor, DraftScores]:
     """Six sequences of three rows, coupled and ratio in turns, and scores of their drafts."""
-    scores = DraftScores(6, 2, SIZE, torch.device("cpu"))
+    scores = scores_of(6, 2)
     drafted = torch.randn(2, 6, SIZE)
     for step in range(2):
         scores.keep(torch.arange(6), step, drafted[step])
@@ -306,7 +342,7 @@ def test_a_drafter_that_fails_costs_drafts_and_no_more(broken):
     """Its tokens are certain, not drawn: they stand with their probability and the law stays."""
     count = 100_000
     sampler = Sampler(SIZE)
-    slots, scores = torch.arange(count), DraftScores(count, 1, SIZE, torch.device("cpu"))
+    slots, scores = torch.arange(count), scores_of(count, 1)
     inputs = make_inputs([Row(seed=3, index=i, is_ratio=True) for i in range(count)])
     choose = DraftChooser(sampler, inputs, np.arange(count), inputs.token_index - 1, slots, scores)
     logits = torch.zeros(count, SIZE)
@@ -320,7 +356,7 @@ def test_a_drafter_that_fails_costs_drafts_and_no_more(broken):
 
 
 def test_nothing_is_kept_before_the_first_ratio_draft():
-    scores = DraftScores(4, 2, SIZE, torch.device("cpu"))
+    scores = scores_of(4, 2)
     assert not scores.is_allocated
     inputs = make_inputs([Row(seed=1), Row(seed=2, is_ratio=True, temperature=0.0)])
     DraftChooser(Sampler(SIZE), inputs, np.arange(2), torch.zeros(2).long(), torch.arange(2), scores)(

@@ -56,11 +56,14 @@ def connect(
 
 @contextmanager
 def engine_pair(
-    transport: str = "shared memory", settings: Settings | None = None, **kwargs: Any
+    transport: str = "shared memory",
+    settings: Settings | None = None,
+    other: Settings | None = None,
+    **kwargs: Any,
 ) -> Iterator[tuple[LLMEngine, LLMEngine]]:
-    """A connected pair; afterwards both have to be idle."""
+    """A connected pair; afterwards both have to be idle. `other` are the COMPLETION engine's settings."""
     prompt = make_engine(EngineType.PROMPT, settings, **kwargs)
-    completion = make_engine(EngineType.COMPLETION, settings, **kwargs)
+    completion = make_engine(EngineType.COMPLETION, other or settings, **kwargs)
     connect(prompt, completion, transport)
     try:
         yield prompt, completion

@@ -16,7 +16,7 @@ from deepinfer.layers.embedding import Embedding
 from deepinfer.layers.linear import Linear
 from deepinfer.layers.norm import RMSNorm
 from deepinfer.layers.rotary import RotaryTables
-from deepinfer.models.base import ForwardOutput, ModelSpec
+from deepinfer.models.base import ForwardOutput, LayerGate, ModelSpec
 from deepinfer.models.deepseek_v41.config import DeepseekV41Config
 from deepinfer.models.deepseek_v41.engram import EngramHasher
 from deepinfer.models.deepseek_v41.hyper_connection import Streams
@@ -120,7 +120,9 @@ class DeepseekV41Model:
             counters=RowCounters([0] * num_layers, [0] * num_layers),
         )
 
-    def forward(self, batch: Batch, caches: Caches, want_features: bool = False) -> ForwardOutput:
+    def forward(
+        self, batch: Batch, caches: Caches, want_features: bool = False, gate: LayerGate | None = None
+    ) -> ForwardOutput:
         """Run the backbone over the rows of a batch and write their cache records.
 
         Args:
@@ -128,6 +130,7 @@ class DeepseekV41Model:
             caches: pools that hold what earlier steps wrote for the batch's sequences.
             want_features: also hand out the drafter's features, the mean of the streams at the attention's
                 entry of the layers `dspark_target_layer_ids`, side by side.
+            gate: passed before each layer touches the caches; None when nothing is on its way into them.
         """
         rows = RowSet.whole(batch, self.rotary)
         needed = self._needed_rows(batch)
@@ -140,6 +143,8 @@ class DeepseekV41Model:
         for layer in self.layers:
             mine = None if layer.engram is None else table_rows[layer.table].index_select(0, rows.index)
             x, streams = layer.enter(streams, mine, _of_rows(is_image, rows))
+            if gate is not None:
+                gate.wait(layer.layer_id)
             layer.attention.store_entries(x, rows, caches)
             if layer.layer_id == self.spec.first_decoder_layer:
                 selection = None  # it points at the encoder's entries; this layer makes its own
