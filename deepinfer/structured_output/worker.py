@@ -14,12 +14,14 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import importlib.machinery
 import os
 import resource
 import selectors
 import signal
 import sys
 import time
+import types
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -211,6 +213,40 @@ def trial(grammar: xgrammar.CompiledGrammar, info: xgrammar.TokenizerInfo) -> No
             return
 
 
+def load_library() -> None:
+    """Import xgrammar without torch and transformers.
+
+    Compiling needs nothing of them, and they take most of the import's time and memory. Only this process
+    does so; should they be needed after all, they are imported.
+    """
+    try:
+        sys.modules["torch"] = None  # then tvm_ffi does without
+        import tvm_ffi  # noqa: F401
+
+        for name in ("torch", "transformers"):
+            sys.modules[name] = _StandIn(name)
+        import xgrammar
+    except Exception:
+        for name in list(sys.modules):
+            if name.partition(".")[0] in ("torch", "transformers", "xgrammar"):
+                del sys.modules[name]
+        import xgrammar  # noqa: F401
+
+
+class _StandIn(types.ModuleType):
+    """A module of which any name can be imported and called, and nothing works."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.__spec__ = importlib.machinery.ModuleSpec(name, None)
+        self.__path__: list[str] = []
+
+    def __getattr__(self, name: str) -> type:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return type(name, (), {"__init__": lambda self, *args, **kwargs: None})
+
+
 def _die_with_parent() -> None:
     parent = os.getppid()
     with contextlib.suppress(OSError, AttributeError):  # where there is no prctl the pipes do it
@@ -237,7 +273,7 @@ def main() -> None:
     results = os.dup(1)
     os.dup2(2, 1)  # whatever is printed is no frame
     try:
-        import xgrammar  # noqa: F401  loaded before the first fork
+        load_library()  # before the first fork
     except ImportError as error:
         write_frame(results, {"op": "missing", "message": str(error)})
         return
