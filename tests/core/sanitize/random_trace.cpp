@@ -51,6 +51,7 @@ public:
         } else if (choice < 21) {
             core_.discard_in_flight();
             plans_.clear();
+            arrivals_.clear();
             core_.keep_swaps({});
         } else if (choice < 26) {
             sweep();
@@ -80,6 +81,7 @@ public:
     int64_t num_commits() const { return num_commits_; }
     int64_t num_dealt() const { return num_dealt_; }
     int64_t num_swaps() const { return num_swaps_; }
+    int64_t num_unsound() const { return num_unsound_; }
     int64_t num_shared() {
         const PrefixCacheStats stats = core_.prefix_cache_stats();
         return std::min({stats.num_hits, stats.num_forks, stats.num_evicted_blocks});
@@ -119,14 +121,44 @@ private:
         live_.push_back(core_.add(std::move(params), prompt));
     }
 
+    /// Prefixes from outside for some of those that may be admitted.
+    std::vector<int64_t> receive() {
+        std::vector<int64_t> publications;
+        for (const int64_t id : core_.take_arrivals()) {
+            const int32_t length =
+                core_.read(id, [](const Sequence& sequence) { return sequence.length(); });
+            const int32_t most = (length - 1) / config_.block_size;
+            if (most == 0 || below(2) == 0) continue;
+            if (core_.find_prefix(id).num_tokens >= most * config_.block_size) continue;
+            if (!core_.reserve_prefix(id, (1 + below(most)) * config_.block_size)) continue;
+            publications.push_back(core_.publish_prefix());
+            core_.check_integrity();
+        }
+        return publications;
+    }
+
+    void settle(const std::vector<int64_t>& publications) {
+        for (const int64_t publication : publications) {
+            const bool is_sound = below(3) > 0;
+            core_.settle_prefix(publication, is_sound);
+            core_.check_integrity();
+            num_unsound_ += is_sound ? 0 : 1;
+        }
+    }
+
     void schedule() {
         if (plans_.size() == (config_.async_scheduling ? 2u : 1u)) commit();
         num_swaps_ += static_cast<int64_t>(core_.take_swaps().first.size());
         core_.admit_swapped();
+        std::vector<int64_t> arrivals = receive();
         std::shared_ptr<StepPlan> plan = core_.schedule(std::nullopt);
         num_swaps_ += static_cast<int64_t>(core_.take_swaps().first.size());
         core_.take_ended();
-        if (!plan) return;
+        if (!plan) {
+            settle(arrivals);
+            return;
+        }
+        arrivals_.push_back(std::move(arrivals));
         std::vector<std::byte> buffer(static_cast<size_t>(core_.batch_layout(*plan).num_bytes));
         core_.fill_batch(*plan, buffer);
         if (plan->can_redistribute) deal(*plan);
@@ -153,6 +185,8 @@ private:
         if (plans_.empty()) return;
         const std::shared_ptr<StepPlan> plan = plans_.front();
         plans_.pop_front();
+        settle(arrivals_.front());
+        arrivals_.pop_front();
         std::vector<std::byte> buffer(static_cast<size_t>(core_.sampling_layout(*plan).num_bytes));
         core_.fill_sampling(*plan, buffer);
         const size_t rows = static_cast<size_t>(plan->num_outputs);
@@ -202,11 +236,13 @@ private:
     EngineCore core_;
     std::mt19937 random_;
     std::deque<std::shared_ptr<StepPlan>> plans_;
+    std::deque<std::vector<int64_t>> arrivals_;  // publications that each of the plans reads
     std::vector<int64_t> live_;
     std::vector<int32_t> last_prompt_;
     int64_t num_commits_ = 0;
     int64_t num_dealt_ = 0;
     int64_t num_swaps_ = 0;
+    int64_t num_unsound_ = 0;
 };
 
 CoreConfig make_config(bool is_async, int32_t num_drafts, int32_t num_blocks, bool is_other_kind,
@@ -243,7 +279,7 @@ CoreConfig make_config(bool is_async, int32_t num_drafts, int32_t num_blocks, bo
 
 int main(int argc, char** argv) {
     const int num_operations = argc > 1 ? std::atoi(argv[1]) : 10000;
-    int64_t num_commits = 0, num_dealt = 0, num_shared = 0, num_swaps = 0;
+    int64_t num_commits = 0, num_dealt = 0, num_shared = 0, num_swaps = 0, num_unsound = 0;
     uint32_t seed = 1;
     for (const bool is_async : {false, true}) {
         for (const int32_t num_drafts : {0, 5}) {
@@ -258,6 +294,7 @@ int main(int argc, char** argv) {
                         num_dealt += trace.num_dealt();
                         num_shared += trace.num_shared();
                         num_swaps += trace.num_swaps();
+                        num_unsound += trace.num_unsound();
                     }
                 }
             }
@@ -265,5 +302,5 @@ int main(int argc, char** argv) {
     }
     std::printf("32 traces of %d operations, %lld commits: every invariant holds\n", num_operations,
                 static_cast<long long>(num_commits));
-    return std::min({num_commits, num_dealt, num_shared, num_swaps}) > 0 ? 0 : 1;
+    return std::min({num_commits, num_dealt, num_shared, num_swaps, num_unsound}) > 0 ? 0 : 1;
 }
