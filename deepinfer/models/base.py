@@ -155,6 +155,7 @@ class Drafter(Protocol):
     """
 
     block_size: int  # most drafts of a proposal
+    context_size: int  # positions in front of an anchor that a proposal sees
 
     def context(self, features: Tensor, feature_rows: Tensor, batch: Batch) -> DraftContext:
         """The rows to take in of what the forward of `batch` handed out (`ForwardOutput`)."""

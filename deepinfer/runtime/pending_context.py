@@ -1,7 +1,7 @@
-"""Pending context: what the drafter takes in, a few steps at once while it proposes nothing.
+"""Pending context: what the drafter takes in, put off while it proposes nothing.
 
-Taking in the rows of several steps costs little more than those of one, and nobody reads them before the next
-proposal.
+Nobody reads context before the next proposal, and that sees the newest `context_size` positions of a sequence
+only. So what is put off for long, or belongs to a sequence that has ended, is never taken in at all.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from torch import Tensor
 from deepinfer.models.base import DraftContext, Drafter
 from deepinfer.runtime.caches import Caches
 
-MAX_STEPS = 64
-MAX_ROWS = 512  # of all steps together
+MAX_BYTES = 64 << 20  # of features that wait
+MAX_ROWS = 512  # that are taken in at once: more gain nothing, and take memory
 
 
 class PendingContext:
@@ -35,39 +35,62 @@ class PendingContext:
     def add(self, context: DraftContext, may_wait: bool) -> None:
         """Take in the context of the newest step; with all that waits unless it `may_wait`."""
         self._steps.append(context)
-        num_rows = sum(step.positions.shape[0] for step in self._steps)
-        if not may_wait or len(self._steps) >= MAX_STEPS or num_rows >= MAX_ROWS:
+        if not may_wait:
             self.settle()
+        elif len(self._steps) > 2 * self._drafter.context_size or self._num_bytes() > MAX_BYTES:
+            newest = self._newest()
+            if newest.features.nbytes > MAX_BYTES // 2:
+                self._take_in(newest)
+            else:
+                self._steps = [newest]
 
     def settle(self) -> None:
-        """Take in everything; to be called before anybody else touches state slots."""
-        if not self._steps:
-            return
-        steps, self._steps = self._steps, []
-        context = steps[0] if len(steps) == 1 else _joined(steps)
-        self._drafter.store_context(context, self._caches)
+        """Take in what will be read; to be called before anybody else touches state slots."""
+        if len(self._steps) == 1:
+            self._take_in(self._steps[0])
+        elif self._steps:
+            self._take_in(self._newest())
 
     def drop(self, state_slots: Tensor) -> None:
         """Forget what belongs to these slots [n] int32: other sequences hold them now."""
         kept = []
         for step in self._steps:
-            places = torch.isin(step.state_slots, state_slots, invert=True).nonzero().squeeze(1)
-            if places.shape[0] == step.positions.shape[0]:
+            stays = torch.isin(step.state_slots, state_slots, invert=True)
+            if stays.all():
                 kept.append(step)
-            elif places.shape[0] > 0:
-                rows = (t.index_select(0, places) for t in (step.features, step.positions, step.state_slots))
-                kept.append(DraftContext(*rows, step.max_length))
+            elif stays.any():
+                kept.append(_rows(step, stays.nonzero().squeeze(1)))
         self._steps = kept
 
     def clear(self) -> None:
         """Forget everything."""
         self._steps.clear()
 
+    def _num_bytes(self) -> int:
+        return sum(step.features.nbytes for step in self._steps)
 
-def _joined(steps: list[DraftContext]) -> DraftContext:
+    def _newest(self) -> DraftContext:
+        """All steps as one, without the rows that a proposal would not see."""
+        steps = self._steps
+        context = DraftContext(
+            features=torch.cat([step.features for step in steps]),
+            positions=torch.cat([step.positions for step in steps]),
+            state_slots=torch.cat([step.state_slots for step in steps]),
+            max_length=max(step.max_length for step in steps),
+        )
+        slots = context.state_slots.long()
+        newest = context.positions.new_full((int(slots.max()) + 1,), -1)
+        newest.scatter_reduce_(0, slots, context.positions, "amax")
+        seen = context.positions > newest[slots] - self._drafter.context_size
+        return _rows(context, seen.nonzero().squeeze(1))
+
+    def _take_in(self, context: DraftContext) -> None:
+        self._steps.clear()
+        for start in range(0, max(1, context.positions.shape[0]), MAX_ROWS):
+            self._drafter.store_context(_rows(context, slice(start, start + MAX_ROWS)), self._caches)
+
+
+def _rows(context: DraftContext, rows: Tensor | slice) -> DraftContext:
     return DraftContext(
-        features=torch.cat([step.features for step in steps]),
-        positions=torch.cat([step.positions for step in steps]),
-        state_slots=torch.cat([step.state_slots for step in steps]),
-        max_length=max(step.max_length for step in steps),
+        context.features[rows], context.positions[rows], context.state_slots[rows], context.max_length
     )

@@ -75,6 +75,11 @@ class Drafter:
     confidence: Linear
     rotary: RotaryTable
 
+    @property
+    def context_size(self) -> int:
+        """Positions in front of an anchor that a block sees."""
+        return self.window
+
     @classmethod
     def load(
         cls, weights: Weights, config: DeepseekV41Config, arithmetic: Arithmetic, model: DeepseekV41Model
