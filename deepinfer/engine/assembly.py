@@ -166,6 +166,10 @@ class OutputAssembler:
         """Whether a result of this request is due."""
         return request_id in self._states
 
+    def is_running(self, request_id: str) -> bool:
+        """Whether a result of this request is due."""
+        return request_id in self._states
+
     def is_known(self, seq_id: int) -> bool:
         """Whether a result of this sequence is due."""
         return seq_id in self._owners
@@ -188,6 +192,11 @@ class OutputAssembler:
                 self._aborted.append(sample.seq_id)
                 was_running = True
         return was_running
+
+    def fail(self, seq_id: int) -> None:
+        """End a completion because its grammar cannot be had."""
+        if self._core.fail(seq_id, self.module.ErrorKind.GRAMMAR):
+            self._aborted.append(seq_id)
 
     def drop(self, request_ids: Iterable[str]) -> list[str]:
         """End requests without a result; unknown ids are ignored.

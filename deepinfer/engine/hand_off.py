@@ -347,7 +347,8 @@ class CompletionSide(HandOff):
         if request.grammar is None:
             self._resume(state, request)
         else:
-            self._structured.submit_with(request, functools.partial(self._resume, state, request))
+            start = functools.partial(self._resume, state, request)
+            self._structured.resume(request, sampling["index"], start)
 
     def _resume(self, state: SequenceState, request: Request) -> list[int]:
         """Queue a sequence; returns its id."""

@@ -15,7 +15,7 @@ from deepinfer.engine.assembly import OutputAssembler
 from deepinfer.engine.engine_type import EngineType
 from deepinfer.engine.executor import Executor
 from deepinfer.engine.hand_off import CompletionSide, HandOffStats, PromptSide
-from deepinfer.engine.intake import Intake, InvalidRequestError, Prompt, Request
+from deepinfer.engine.intake import Intake, Prompt, Request
 from deepinfer.engine.parts import build_parts
 from deepinfer.engine.prefix_exchange import PrefixExchange
 from deepinfer.engine.stats import EngineStats, StatsLogger, draft_reliability
@@ -31,6 +31,7 @@ from deepinfer.runtime.sequence_bytes import SequenceBytes
 from deepinfer.sampling.calibration import ReliabilityBin
 from deepinfer.sampling_params import SamplingParams
 from deepinfer.settings import Settings
+from deepinfer.structured_output.builder import GrammarBuilder
 
 
 class LLMEngine:
@@ -47,6 +48,7 @@ class LLMEngine:
         self.cache_config = parts.cache_config
         self.memory_plan = parts.memory_plan
         self.core = parts.core
+        self.vocab_size = parts.spec.vocab_size  # columns of the logits
         self.model_runner = parts.runner
         self.stats = EngineStats(parts.scheduler_config.num_draft_tokens)
         self._builder = parts.builder
@@ -167,14 +169,7 @@ class LLMEngine:
         Raises:
             InvalidRequestError: naming what was given and what would work.
         """
-        request = self._intake.check(request_id, prompt, sampling_params)
-        if self.engine_type is EngineType.PROMPT and request.params.n > 1 and request.grammar is not None:
-            raise InvalidRequestError(
-                "invalid_request",
-                f"n={request.params.n} with structured output: a PROMPT engine hands off one such completion "
-                "of a request; send n requests",
-            )
-        return request
+        return self._intake.check(request_id, prompt, sampling_params)
 
     def submit(self, request: Request, *, stream: bool = False) -> None:
         """Queue a checked request.
@@ -226,6 +221,11 @@ class LLMEngine:
         """Requests whose result has not been returned yet; some may wait for their grammars."""
         return self._assembler.num_requests + self._structured.num_unfinished
 
+    @property
+    def grammar_builder(self) -> GrammarBuilder:
+        """Builds the grammars of structured requests; its `stats` count them."""
+        return self._structured.builder
+
     def so_builder_has_pending(self) -> bool:
         """Whether a request waits for its grammar."""
         return self._structured.num_waiting > 0
@@ -262,6 +262,7 @@ class LLMEngine:
                 self._structured.reset()
             raise
         outputs, self._results = self._results, []
+        self._structured.end(outputs)
         outputs += self._structured.take_results()
         if self._hand_off is not None:
             self._hand_off.note_results(outputs)
@@ -445,7 +446,6 @@ class LLMEngine:
         self._stats_logger.after_step(step.plan)
         with timers.timed("text"):
             outputs = self._assembler.collect(ended, commit)
-        self._structured.end(outputs)
         if self._hand_off is not None:
             with timers.timed("transfer"):
                 self._hand_off.after_commit()

@@ -47,6 +47,7 @@ class _Waiting:
     request: Request
     ticket: Ticket
     start: Callable[[], list[int]]  # queues its sequences; returns their ids
+    index: int | None = None  # of the one completion that it is, when another engine has begun it
     arrival_time: float = field(default_factory=time.time)  # Unix seconds
     arrival: float = field(default_factory=time.monotonic)
     is_aborted: bool = False
@@ -93,14 +94,15 @@ class StructuredRequests:
         )
         self.thread = GrammarThread()
         self._lock = threading.Lock()
-        self._waiting: dict[str, _Waiting] = {}
+        self._waiting: list[_Waiting] = []
         self._sequences: dict[int, tuple[SequenceGrammar, str, int]] = {}  # with request and completion
         self._cold: set[int] = set()  # sequences that were in no step yet
+        self._failures: dict[tuple[str, int], str] = {}  # why completions end that could not begin
         self._results: list[RequestOutput] = []
 
     @property
     def num_waiting(self) -> int:
-        """Requests whose grammars are being built."""
+        """Requests, or completions that another engine has begun, whose grammars are being built."""
         return len(self._waiting)
 
     @property
@@ -110,7 +112,7 @@ class StructuredRequests:
 
     def check_id(self, request_id: str) -> None:
         """Raise ValueError when a request of this id waits."""
-        if request_id in self._waiting:
+        if any(each.request.request_id == request_id for each in self._waiting):
             raise ValueError(f"request id {request_id!r} is still running: choose another")
 
     def submit(self, request: Request, *, stream: bool) -> None:
@@ -123,17 +125,24 @@ class StructuredRequests:
         start = functools.partial(
             self._assembler.add, request, stream=stream, arrival_time=time.time(), arrival=time.monotonic()
         )
-        self.submit_with(request, start)
-
-    def submit_with(self, request: Request, start: Callable[[], list[int]]) -> None:
-        """`submit` of a request that `start` hands to the scheduler; it returns its sequences' ids."""
         self.check_id(request.request_id)
         self._assembler.check_id(request.request_id)
-        waiting = _Waiting(request, self.builder.request(request.grammar), start)
+        self._submit(_Waiting(request, self.builder.request(request.grammar), start))
+
+    def resume(self, request: Request, index: int, start: Callable[[], list[int]]) -> None:
+        """Take a completion that another engine has begun.
+
+        Args:
+            start: hands it to the scheduler; returns its sequence's id. Called in any case: what ends it here
+                is the end of this completion, its request may have others.
+        """
+        self._submit(_Waiting(request, self.builder.request(request.grammar), start, index))
+
+    def _submit(self, waiting: _Waiting) -> None:
         if waiting.ticket.build is None:
             self._start(waiting)
         else:
-            self._waiting[request.request_id] = waiting
+            self._waiting.append(waiting)
 
     def _attach(self, seq_id: int, index: int, request: Request, grammar: Any) -> None:
         """From now on completion `index` of a request follows its compiled grammar."""
@@ -156,37 +165,40 @@ class StructuredRequests:
 
     def admit(self) -> None:
         """Hand requests whose grammars are there to the scheduler, and end those that have none."""
-        for name, waiting in list(self._waiting.items()):
-            if not (waiting.ticket.done() or waiting.is_aborted):
-                continue
+        for waiting in [each for each in self._waiting if each.ticket.done() or each.is_aborted]:
             with self._lock:  # `abort` finds it here or there
+                self._waiting.remove(waiting)
                 if waiting.is_aborted:
                     waiting.ticket.give_up()
                     self._end(waiting, FinishReason.ABORT)
-                else:
-                    try:
-                        self._start(waiting)
-                    except (GrammarError, ValueError) as error:
-                        is_grammar = isinstance(error, GrammarError)
-                        kind = ErrorKind.GRAMMAR if is_grammar else ErrorKind.INVALID_REQUEST
-                        self._end(waiting, FinishReason.ERROR, RequestError(kind.value, str(error)))
-                del self._waiting[name]
+                    continue
+                try:
+                    self._start(waiting)
+                except (GrammarError, ValueError) as error:
+                    is_grammar = isinstance(error, GrammarError)
+                    kind = ErrorKind.GRAMMAR if is_grammar else ErrorKind.INVALID_REQUEST
+                    self._end(waiting, FinishReason.ERROR, RequestError(kind.value, str(error)))
 
     def abort(self, request_id: str) -> bool:
         """End a request that waits; its result comes from the next step. Any thread may call this."""
         with self._lock:
-            waiting = self._waiting.get(request_id)
-            if waiting is None or waiting.is_aborted:
-                return False
-            waiting.is_aborted = True
-            return True
+            found = [
+                each
+                for each in self._waiting
+                if each.request.request_id == request_id and not each.is_aborted
+            ]
+            for waiting in found:
+                waiting.is_aborted = True
+            return bool(found)
 
     def drop(self, request_ids: Iterable[str]) -> list[str]:
         """Forget those requests that wait; returns them."""
-        dropped = [request_id for request_id in request_ids if request_id in self._waiting]
-        for request_id in dropped:
-            self._waiting.pop(request_id).ticket.give_up()
-        return dropped
+        names = set(request_ids)
+        found = [each for each in self._waiting if each.request.request_id in names]
+        for waiting in found:
+            self._waiting.remove(waiting)
+            waiting.ticket.give_up()
+        return sorted({each.request.request_id for each in found})
 
     def take_results(self) -> list[RequestOutput]:
         """Results of requests that ended while they waited."""
@@ -225,17 +237,21 @@ class StructuredRequests:
 
     def end(self, outputs: Iterable[RequestOutput]) -> None:
         """Forget what belongs to sequences whose results are read; `outputs` learn what went wrong."""
-        ended = [seq_id for seq_id in self._sequences if not self._assembler.is_known(seq_id)]
-        failures = {}
-        for seq_id in ended:
+        for seq_id in [seq_id for seq_id in self._sequences if not self._assembler.is_known(seq_id)]:
             grammar, name, index = self._sequences.pop(seq_id)
-            failures[name, index] = grammar.failure
             self._cold.discard(seq_id)
-        for output in outputs if ended else ():
+            if grammar.failure is not None:
+                self._failures[name, index] = grammar.failure
+        if not self._failures:
+            return
+        for output in outputs:
             for sample in output.outputs:
-                failure = failures.get((output.request_id, sample.index))
+                failure = self._failures.get((output.request_id, sample.index))
                 if failure and sample.error is not None and sample.error.kind == ErrorKind.GRAMMAR:
                     sample.error = RequestError(sample.error.kind, failure)
+        for name, index in list(self._failures):  # a request ends with its last completion
+            if not self._assembler.is_running(name):
+                del self._failures[name, index]
 
     def reset(self) -> None:
         """A step was interrupted: everything is made again from the committed tokens."""
@@ -250,7 +266,7 @@ class StructuredRequests:
 
     def close(self) -> None:
         """End the builder and all that waits for it."""
-        for waiting in self._waiting.values():
+        for waiting in self._waiting:
             waiting.ticket.give_up()
         self._waiting.clear()
         self.builder.close()
@@ -258,7 +274,7 @@ class StructuredRequests:
 
     def _start(self, waiting: _Waiting) -> None:
         grammar = waiting.ticket.result()
-        for index, seq_id in enumerate(waiting.start()):
+        for index, seq_id in enumerate(waiting.start(), start=waiting.index or 0):
             self._attach(seq_id, index, waiting.request, grammar)
 
     def _num_outputs(self, seq_id: int) -> int | None:
@@ -269,6 +285,14 @@ class StructuredRequests:
 
     def _end(self, waiting: _Waiting, reason: FinishReason, error: RequestError | None = None) -> None:
         request = waiting.request
+        if waiting.index is not None:
+            for seq_id in waiting.start():
+                if error is None:
+                    self._assembler.abort(request.request_id)
+                else:
+                    self._assembler.fail(seq_id)
+                    self._failures[request.request_id, waiting.index] = error.message
+            return
         self._results.append(
             RequestOutput(
                 request_id=request.request_id,

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from deepinfer.engine.engine_type import EngineType
-from deepinfer.engine.intake import InvalidRequestError
 from deepinfer.entrypoints.llm import LLM
 from deepinfer.kv_transfer.connector import TransferError
 from deepinfer.kv_transfer.shared_memory import SharedMemoryConnector, SharedMemoryListener
@@ -440,8 +439,6 @@ def test_what_roles_refuse() -> None:
     with pytest.raises(RuntimeError, match="connect the PROMPT engine"):
         prompt.add_request("a", TEXT)
     connect(prompt, completion)
-    with pytest.raises(InvalidRequestError, match="n=2 with structured output: a PROMPT engine"):
-        prompt.add_request("a", TEXT, SamplingParams(n=2, structured_outputs={"regex": "a+"}))
     with pytest.raises(RuntimeError, match="takes its requests from a PROMPT engine"):
         completion.add_request("a", TEXT)
     for engine in (prompt, completion):

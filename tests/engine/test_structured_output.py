@@ -19,6 +19,7 @@ from deepinfer.outputs import RequestOutput
 from deepinfer.sampling_params import SamplingParams
 from deepinfer.settings import Settings
 from deepinfer.structured_output import process
+from deepinfer.structured_output.builder import GrammarError, Ticket
 from deepinfer.structured_output.sequence import SequenceGrammar
 from tests.engine.matrix import DisturbedCore, bundled_prompts
 from tests.sampling.rows import assert_distribution
@@ -334,7 +335,7 @@ def test_close_ends_requests_that_wait():
     llm = make_llm("v41-tiny")
     llm.llm_engine.add_request("waits", PROMPT, slow_request())
     llm.llm_engine.step()
-    builder = llm.llm_engine._structured.builder
+    builder = llm.llm_engine.grammar_builder
     start = time.monotonic()
     llm.close()
     llm.close()
@@ -372,15 +373,49 @@ def test_handed_off_sequences_go_on_in_their_grammars(plain: LLM):
         "choice": SamplingParams(max_tokens=60, structured_outputs={"choice": ["größer", "one"]}, **greedy),
         "triggered": SamplingParams(max_tokens=30, temperature=0, so_args=SHAPES["triggered"]),
         "free": SamplingParams(max_tokens=12, temperature=0),
+        "several": SamplingParams(max_tokens=40, n=3, seed=8, so_args=SHAPES["regex"]),
         "wrong": SamplingParams(max_tokens=12, structured_outputs={"grammar": "root ::= nothing"}),
     }
     with engine_pair() as (prompt, completion):
         results = run_pair(prompt, completion, {name: (PROMPT, each) for name, each in params.items()})
-        assert completion.hand_off_stats.num_sequences == 5
+        assert completion.hand_off_stats.num_sequences == 8
     assert results.pop("wrong").error.kind == "grammar"
-    expected = dict(zip(params, facts(generate(plain, [PROMPT] * 5, list(params.values())[:5]))))
+    expected = dict(zip(params, facts(generate(plain, [PROMPT] * 6, list(params.values())[:6]))))
     for name, output in results.items():
         assert facts([output]) == [expected[name]], name
+
+
+def test_a_grammar_that_the_completion_engine_cannot_build_ends_its_request(monkeypatch: pytest.MonkeyPatch):
+    """With what the other engine has generated, once, and with all its completions."""
+    bad = regex("[a-z]{5}", n=2, temperature=1.0)
+    params = {"good": SamplingParams(max_tokens=12, temperature=0), "bad": bad}
+    with engine_pair() as (prompt, completion):
+
+        def fail(*args: Any) -> Any:
+            raise GrammarError("the compiler has gone")
+
+        monkeypatch.setattr(completion.grammar_builder.process, "_grammar", fail)
+        results = run_pair(prompt, completion, {name: (PROMPT, each) for name, each in params.items()})
+        assert completion.get_num_unfinished_requests() == 0
+    assert results["good"].outputs[0].finish_reason == "length"
+    samples = results["bad"].outputs
+    assert [sample.index for sample in samples] == [0, 1] and all(
+        len(each.token_ids) == 1 for each in samples
+    )
+    assert {str(sample.error) for sample in samples} == {"grammar: the compiler has gone"}
+
+
+def test_a_request_that_waits_in_a_completion_engine_can_be_aborted(monkeypatch: pytest.MonkeyPatch):
+    with engine_pair() as (prompt, completion):
+        monkeypatch.setattr(Ticket, "done", lambda self: self._builder is not completion.grammar_builder)
+        prompt.add_request("r", PROMPT, regex("[a-z]{5}", n=2, temperature=1.0))
+        while prompt.has_unfinished_requests() or completion._structured.num_waiting < 2:
+            prompt.step()
+            assert completion.step() == []
+        assert completion.get_num_unfinished_requests() > 0
+        assert completion.abort_request("r") == 1
+        outputs = [output for _ in range(3) for output in completion.step()]
+        assert [sample.finish_reason for output in outputs for sample in output.outputs] == ["abort"] * 2
 
 
 def test_ratio_verification_keeps_the_law():

@@ -110,3 +110,25 @@ def test_what_the_example_cannot_do_is_one_line(
     assert errors.startswith("offline_inference.py: ")
     assert message in errors
     assert len(errors.splitlines()) == 1
+
+
+def test_the_example_of_structured_output_follows_its_shapes():
+    command = [sys.executable, "examples/structured_output.py", "--temperature", "1", "--seed", "4"]
+    result = run(command, env=clean_env(PYTHONPATH=str(ROOT)))
+    assert result.returncode == 0, f"{result.stdout}\n{result.stderr}"
+    assert result.stdout.count("follows its shape") == 4
+    assert [line.partition(":")[0] for line in result.stdout.splitlines() if not line.startswith(" ")] == [
+        "json",
+        "regex",
+        "ebnf",
+        "trigger",
+    ]
+
+
+def test_the_benchmark_of_structured_output_runs():
+    command = [sys.executable, "examples/benchmark_structured_output.py"]
+    command += ["--batch", "2", "--tokens", "5", "--repeats", "1", "--drafts", "1"]
+    result = run(command, env=clean_env(PYTHONPATH=str(ROOT)))
+    assert result.returncode == 0, result.stderr
+    rows = re.findall(r"^\| ([a-zA-Z][^|]*?) \| [-+\d.,% |]+\|$", result.stdout, re.MULTILINE)
+    assert rows[-3:] == ["none", "half", "all"] and "record" in rows and len(rows) >= 9

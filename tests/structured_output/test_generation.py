@@ -69,7 +69,7 @@ def test_schemas_on_a_random_model(random_model: LLM):
     assert num_ended >= SHARE_THAT_ENDS * len(runs), f"{num_ended} of {len(runs)} ended"
     stats = random_model.get_stats()
     assert stats.num_accepted > 0 and stats.num_verified > stats.num_accepted
-    assert random_model.llm_engine._structured.builder.stats.num_failed == 0
+    assert random_model.llm_engine.grammar_builder.stats.num_failed == 0
 
 
 EXPRESSIONS = [
