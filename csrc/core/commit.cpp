@@ -327,6 +327,7 @@ CommitResult commit(CoreState& state, const StepOutcome& outcome) {
     CommitResult result = Committer(state, *plan, outcome).run();
     state.in_flight.pop_front();
     plan->is_outstanding = false;
+    std::erase_if(state.loading, [&](const auto& entry) { return entry.second <= plan->step; });
     return result;
 }
 

@@ -83,15 +83,16 @@ void CoreState::admit_computed(Sequence& sequence) {
     if (sequence.metrics.first_scheduled == 0.0) sequence.metrics.first_scheduled = monotonic_seconds();
     partial.push_back(&sequence);
     start_running(sequence);
-    loading.push_back(sequence.id);
+    loading.emplace_back(sequence.id, next_step);
 }
 
 void CoreState::restart_loading() {
-    for (const int64_t id : std::exchange(loading, {})) {
+    for (const auto& [id, step] : std::exchange(loading, {})) {
         const auto found = sequences.all().find(id);
         if (found == sequences.all().end()) continue;
         Sequence& sequence = *found->second;
         if (sequence.status == SequenceStatus::kRunning && sequence.num_in_flight == 0) restart(sequence);
+        if (sequence.swap_bytes > 0) forget_swap(sequence);
     }
 }
 

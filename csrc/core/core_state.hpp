@@ -11,6 +11,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "block_pool.hpp"
@@ -48,7 +49,9 @@ struct CoreState {
     std::vector<Sequence*> leaving;  ///< ended or preempted while in flight
     std::deque<std::shared_ptr<StepPlan>> in_flight;  ///< scheduled and not committed, oldest first
     std::vector<Sequence*> ended;  ///< ended by scheduling itself, not yet told to the caller
-    std::vector<int64_t> loading;  ///< admitted with computed bytes since the last plan
+    /// Sequences admitted with computed bytes, and the plan behind their copies; until that is committed
+    /// nobody can tell whether the bytes have arrived, also if the plan does without the sequence.
+    std::vector<std::pair<int64_t, int64_t>> loading;
     std::vector<SwapOut> swap_outs;     ///< whose bytes nobody has copied yet
     std::vector<int64_t> swap_drops;    ///< whose copies nobody needs any more
     int64_t num_preemptions = 0;
@@ -88,7 +91,8 @@ struct CoreState {
     void restart(Sequence& sequence);
     /// The copies to a forked sequence never happened: `restart`, unless it has no use for them any more.
     void restart_fork(int64_t id);
-    /// Nobody has the bytes of computed sequences that were admitted since the last plan: `restart`.
+    /// Nobody has the bytes of the sequences in `loading`: `restart`, and whoever was swapped out with them
+    /// is recomputed.
     void restart_loading();
     /// A prefix from outside has turned out wrong: `restart` for whoever has read it, with all that has come
     /// from it in the steps in flight.

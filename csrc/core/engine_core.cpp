@@ -224,6 +224,7 @@ int32_t EngineCore::discard_in_flight() {
         state_.in_flight.pop_front();
     }
     state_.restart_loading();
+    state_.prefix_cache.take_published();  // others may take the blocks and slots before they are read
     state_.compact();
     return count;
 }

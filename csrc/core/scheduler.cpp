@@ -139,7 +139,6 @@ std::shared_ptr<StepPlan> Scheduler::schedule(CoreState& state, std::optional<St
             plan->attention_flops += state.work.attention_flops(entry.start, entry.end());
     }
     state.in_flight.push_back(plan);
-    state.loading.clear();
     return plan;
 }
 

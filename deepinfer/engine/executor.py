@@ -138,3 +138,32 @@ class Executor:
         finally:
             self._last_end = time.perf_counter()
             self.busy_seconds += self._last_end - start
+
+
+class WatchedWork:
+    """Queued work whose result nobody waits for: `check` says what has failed.
+
+    A step that has run proves that what was queued in front of it has run as well, so `check` belongs between
+    a step's result and its commit.
+    """
+
+    def __init__(self) -> None:
+        self._queued: list[Future[Any]] = []
+
+    def add(self, work: Future[Any]) -> None:
+        """Watch what `Executor.run` has returned."""
+        self._queued.append(work)
+
+    def check(self) -> None:
+        """Forget what has run; raises what the first of it has raised."""
+        queued, self._queued = self._queued, []
+        # Looked at once: it may be done a moment later.
+        states = [(work, work.done()) for work in queued]
+        self._queued += [work for work, is_done in states if not is_done]
+        for work, is_done in states:
+            if is_done:
+                work.result()
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._queued.clear()

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from deepinfer.engine.executor import Executor
+from deepinfer.engine.executor import Executor, WatchedWork
 from deepinfer.runtime.sequence_bytes import SequenceBytes
 
 Copies = tuple[np.ndarray, np.ndarray, np.ndarray]  # rows of blocks, a slot, scores of drafts
@@ -41,7 +41,7 @@ class HostSwap:
         self._executor = executor
         self._pools = pools
         self._held: dict[int, Future[Copies]] = {}  # by sequence id
-        self._writing: list[Future[None]] = []
+        self._writes = WatchedWork()
 
     @property
     def num_held(self) -> int:
@@ -61,27 +61,24 @@ class HostSwap:
         if not self._held:
             return
         for seq_id, blocks, slot in self._core.admit_swapped():
-            self._writing.append(self._executor.run(self._write, blocks, slot, self._held.pop(seq_id)))
+            self._writes.add(self._executor.run(self._write, blocks, slot, self._held.pop(seq_id)))
         self.check()
 
     def check(self) -> None:
         """Raise what a copy has raised. Call before the commit of a step: those in front of it have run."""
-        done = [written for written in self._writing if written.done()]
-        self._writing = [written for written in self._writing if not written.done()]
-        for written in done:
-            written.result()
+        self._writes.check()
 
     def after_interruption(self) -> None:
         """A step ended early: what was not copied to its end is recomputed. Nothing may be queued."""
         whole = [seq_id for seq_id, copies in self._held.items() if copies.done() and not copies.exception()]
         kept = self._core.keep_swaps(whole)
-        self._writing.clear()  # their sequences are recomputed
+        self._writes.clear()  # the core restarts whoever was to have them
         self._held = {seq_id: self._held[seq_id] for seq_id in kept}
 
     def close(self) -> None:
         """Let go of everything."""
         self._held.clear()
-        self._writing.clear()
+        self._writes.clear()
 
     def _read(self, blocks: np.ndarray, slot: int, num_scores: int) -> Copies:
         copies = self._pools.read(blocks, slot, num_scores)

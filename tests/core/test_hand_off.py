@@ -170,6 +170,28 @@ def test_an_interrupted_load_is_recomputed():
     assert step(engine).is_prefill
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_load_is_proved_by_the_commit_behind_it(is_async):
+    """Its copies are in front of the next plan, also if that is one of others."""
+    engine = completion_engine(async_scheduling=is_async)
+    seq_id = take_over(engine, 16)
+    engine.add(make_params(max_tokens=1), tokens_of(5))
+    before = engine.schedule(core.StepKind.PREFILL) if is_async else None
+    engine.admit_computed()
+    engine.add(make_params(max_tokens=1), tokens_of(9))
+    plan = engine.schedule(core.StepKind.PREFILL)
+    assert seq_id not in plan.seq_ids
+    if before is not None:
+        commit_token(engine, before)
+    assert engine.discard_in_flight() == 1
+    engine.check_integrity()
+    assert engine.status(seq_id) == core.SequenceStatus.WAITING and engine.admit_computed() == []
+    other = take_over(engine, 16)
+    engine.admit_computed()
+    commit_token(engine, engine.schedule(core.StepKind.PREFILL))
+    assert engine.discard_in_flight() == 0 and engine.status(other) == core.SequenceStatus.RUNNING
+
+
 @pytest.mark.parametrize(
     ("length", "options", "message"),
     [

@@ -155,6 +155,21 @@ def test_lost_copies():
     assert step(engine, core.StepKind.PREFILL).seq_ids.tolist() == [ids[1]]
 
 
+def test_swapped_again_before_the_copy_is_proved():
+    """What goes out has come in behind the same plan, so a failure in front of it spoils both."""
+    engine = make_engine(async_scheduling=True, **swapping())
+    seq_id = running(engine, 20)
+    engine.preempt(seq_id)
+    engine.take_swaps()
+    engine.admit_swapped()
+    engine.preempt(seq_id)
+    assert [out[0] for out in engine.take_swaps()[0]] == [seq_id]
+    engine.discard_in_flight()
+    engine.check_integrity()
+    assert engine.keep_swaps([seq_id]) == [] and engine.swap_stats().num_held == 0
+    assert step(engine, core.StepKind.PREFILL).seq_ids.tolist() == [seq_id]
+
+
 def test_copies_come_first():
     """Nobody gets room while bytes may still be overwritten."""
     engine = make_engine(**swapping())

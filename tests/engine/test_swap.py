@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import random
+import time
 from typing import Any
 
 import pytest
 
 from deepinfer.engine.swap import HostSwap
+from deepinfer.runtime.sequence_bytes import SequenceBytes
 from deepinfer.sampling_params import SamplingParams
 from deepinfer.settings import Settings
 from tests.engine.equalities import Case, Outcome, differences, run_alone, run_together
@@ -18,6 +20,7 @@ from tests.support.engines import (
     assert_idle,
     facts,
     generate,
+    greedy,
     make_cold_llm,
     make_llm,
     prompt_of,
@@ -244,5 +247,57 @@ def test_interrupted_copies(where, use_async, monkeypatch, seed):
         assert num_failed > 0
         tokens = [outputs[str(place)].outputs[0].token_ids for place in range(len(CASES))]
         assert tokens == want
+        engine.settle()
+        check_swap(llm)
+
+
+class Prompts(WatchedCore):
+    """A prompt goes before whatever decodes."""
+
+    def __init__(self, core: Any, prefill: Any) -> None:
+        super().__init__(core)
+        self._prefill = prefill
+
+    def schedule(self, *args: Any) -> Any:
+        plan = self._core.schedule(self._prefill) or self._core.schedule()
+        self.plans += [] if plan is None else [plan]
+        return plan
+
+
+@pytest.mark.parametrize("use_async", [True, False])
+def test_a_failed_copy_of_who_is_not_in_the_next_plan(use_async, monkeypatch):
+    """The steps behind the copy run a prompt, and fail all the same: nobody goes on without his bytes."""
+    settings = Settings(use_async_scheduling=use_async, num_draft_tokens=0)
+    prompts, params = [list(prompt_of(length)) for length in (150, 400)], greedy(12, logprobs=1)
+    write, num_writes = SequenceBytes.write, []
+
+    def failing(self: SequenceBytes, *args: Any) -> None:
+        time.sleep(0.1)  # the step in front of it is committed before it fails
+        num_writes.append(len(num_writes))
+        raise InterruptedError("write")
+
+    limits = {"preemption_mode": "swap", "max_num_batched_tokens": 128, "max_num_seqs": 4}
+    with make_cold_llm(settings=settings, **limits) as llm:
+        want = facts(generate(llm, prompts, params))
+        engine = llm.llm_engine
+        core = engine.core = Prompts(engine.core, engine._assembler.module.StepKind.PREFILL)
+        engine.add_request("0", prompts[0], params)
+        for _ in range(5):
+            engine.step()
+        core.preempt(core.plans[-1].seq_ids[0])
+        monkeypatch.setattr(SequenceBytes, "write", failing)
+        while engine._swap.num_held == 0:
+            engine._copy_swapped() if engine._in_flight is None else engine.step()
+        engine.add_request("1", prompts[1], params)
+        outputs, num_failed = {}, 0
+        while engine.has_unfinished_requests():
+            try:
+                outputs |= {output.request_id: output for output in engine.step()}
+            except InterruptedError:
+                num_failed += 1
+                monkeypatch.setattr(SequenceBytes, "write", write)
+            engine.core.check_integrity()
+        assert (len(num_writes), num_failed) == (1, 1)
+        assert facts([outputs["0"], outputs["1"]]) == want
         engine.settle()
         check_swap(llm)
