@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from deepinfer.engine.assembly import OutputAssembler
-from deepinfer.engine.executor import Executor
+from deepinfer.engine.executor import Executor, WatchedWork
 from deepinfer.engine.intake import InvalidRequestError, Prompt, Request
 from deepinfer.engine.results import RequestState, SampleState
 from deepinfer.engine.structured import StructuredRequests
@@ -36,6 +36,8 @@ from deepinfer.kv_transfer.sequence_state import SequenceState, SequenceStateErr
 from deepinfer.outputs import ErrorKind, RequestError, RequestOutput
 from deepinfer.runtime.sequence_bytes import SequenceBytes
 from deepinfer.sampling_params import SamplingParams
+
+_Copies = tuple[np.ndarray, np.ndarray, np.ndarray]  # rows of blocks, a slot, scores of drafts
 
 IDLE_WAIT_S = 0.02  # of a step that has nothing to do but to hand off
 
@@ -79,8 +81,16 @@ class HandOff(ABC):
         """What has to happen before a step is planned."""
 
     @abstractmethod
+    def check(self) -> None:
+        """Raise what a copy into the caches has raised. Call before the commit of a step."""
+
+    @abstractmethod
     def after_commit(self) -> None:
         """What has to happen before anything else is launched."""
+
+    @abstractmethod
+    def after_interruption(self) -> None:
+        """A step ended early, and the core has discarded what was in flight."""
 
     @abstractmethod
     def when_idle(self) -> None:
@@ -96,7 +106,8 @@ class HandOff(ABC):
             self.note_ended(ended)
 
     @property
-    def has_results(self) -> bool:
+    def has_work(self) -> bool:
+        """Whether a step is needed though no request is left."""
         return bool(self._results)
 
     def take_results(self) -> list[RequestOutput]:
@@ -143,8 +154,11 @@ class PromptSide(HandOff):
                 missing = begun.state.request.params.n - len(begun.sent)
                 self._connector.withdraw([failure.request_id] * missing)
             self._fail(failure.request_id, f"the completion engine does not go on with it: {failure.reason}")
-        for request_id in [name for name in self._begun if not self._assembler.has_request(name)]:
-            self._send_missing(self._begun.pop(request_id))
+        for request_id in self._dropped():
+            self._send_missing(self._begun[request_id])
+
+    def check(self) -> None:
+        """Nothing: it writes to no caches."""
 
     def after_commit(self) -> None:
         """Queue copies of what is to be sent, before anything else is launched."""
@@ -152,24 +166,29 @@ class PromptSide(HandOff):
             seq_id, core = sample.seq_id, self._core
             if seq_id in self._outbox:
                 continue
-            is_scored = state.request.is_ratio and not state.request.params.is_greedy
-            if (
-                core.finish_reason(seq_id).name != "HAND_OFF"
-            ):  # it has ended here, another one of its request not
-                nothing: Future[Any] = Future()
-                nothing.set_result((np.zeros((0, 0), np.uint8), np.zeros(0, np.uint8), ()))
+            if core.finish_reason(seq_id).name != "HAND_OFF":
+                # It has ended here, another one of its request not.
+                nothing: Future[_Copies] = Future()
+                no_bytes, no_scores = np.zeros((0, 0), np.uint8), np.zeros((0, 0), np.float32)
+                nothing.set_result((no_bytes, no_bytes.ravel(), no_scores))
                 self._outbox[seq_id] = _Leaving(state, sample, nothing)
                 continue
-            copies = self._executor.run(
-                self._pools.read,
-                core.block_table(seq_id),
-                core.state_slot(seq_id),
-                len(core.drafts(seq_id)) if is_scored else 0,
-            )
-            self._outbox[seq_id] = _Leaving(state, sample, copies)
+            self._outbox[seq_id] = _Leaving(state, sample, self._copy(state, sample))
+
+    def after_interruption(self) -> None:
+        """Nothing: what was to be sent keeps its blocks and its slot, as they are, until it is sent."""
 
     def when_idle(self) -> None:
         self._send(IDLE_WAIT_S)
+
+    def _copy(self, state: RequestState, sample: SampleState) -> Future[_Copies]:
+        """Queue copies of what an ended sequence holds."""
+        core, seq_id = self._core, sample.seq_id
+        is_scored = state.request.is_ratio and not state.request.params.is_greedy
+        num_scores = len(core.drafts(seq_id)) if is_scored else 0
+        return self._executor.run(
+            self._pools.read, core.block_table(seq_id), core.state_slot(seq_id), num_scores
+        )
 
     def _send(self, timeout_s: float) -> None:
         for seq_id, leaving in list(self._outbox.items()):
@@ -178,6 +197,10 @@ class PromptSide(HandOff):
                 continue
             if timeout_s == 0.0 and not leaving.copies.done():
                 return
+            if (failed := leaving.copies.exception()) is not None:  # the caches still hold it
+                copies = self._copy(leaving.state, leaving.sample)
+                self._outbox[seq_id] = dataclasses.replace(leaving, copies=copies)
+                raise failed
             request = leaving.state.request
             begun = self._begun.get(request.request_id) or _Begun(leaving.state)
             try:
@@ -205,8 +228,19 @@ class PromptSide(HandOff):
                 self._begun.pop(request.request_id, None)
                 self._results.append(result)
 
+    @property
+    def has_work(self) -> bool:
+        return super().has_work or bool(self._dropped())
+
+    def _dropped(self) -> list[str]:
+        """Requests that were dropped here while the other side waits for more completions of them."""
+        return [name for name in self._begun if not self._assembler.has_request(name)]
+
     def _send_missing(self, begun: _Begun) -> None:
-        """A request was dropped when the other side had some of its completions: the others end there."""
+        """A request was dropped when the other side had some of its completions: the others end there.
+
+        What has no room over there is for the next step.
+        """
         state = begun.state
         for index in set(range(state.request.params.n)) - begun.sent:
             record = SequenceState(
@@ -223,7 +257,12 @@ class PromptSide(HandOff):
                 extras=_no_logprobs(state.request.params, index),
             )
             with contextlib.suppress(TransferError):
-                self._connector.send(record)
+                try:
+                    self._connector.send(record, 0.0)
+                except TransferTimeoutError:
+                    return
+            begun.sent.add(index)
+        del self._begun[state.request.request_id]
 
     def _record(self, leaving: _Leaving) -> SequenceState:
         core, seq_id, request = self._core, leaving.sample.seq_id, leaving.state.request
@@ -285,6 +324,7 @@ class CompletionSide(HandOff):
         self._layout = layout
         self._max_waiting = max_waiting
         self._waiting: dict[int, SequenceState] = {}  # by sequence id
+        self._writes = WatchedWork()
         self.is_peer_gone = False
 
     def note_ended(self, request_ids: Sequence[str]) -> None:
@@ -294,8 +334,15 @@ class CompletionSide(HandOff):
         self.receive(0.0)
         self._admit()
 
+    def check(self) -> None:
+        self._writes.check()
+
     def after_commit(self) -> None:
         """Nothing."""
+
+    def after_interruption(self) -> None:
+        """The core restarts whoever was to have these bytes."""
+        self._writes.clear()
 
     def when_idle(self) -> None:
         """Nothing: the caller decides how long to wait for requests."""
@@ -388,17 +435,15 @@ class CompletionSide(HandOff):
         """Give room to whom there is room for."""
         if not self._waiting:
             return
-        for seq_id, blocks, slot in self._core.admit_computed():
-            state = self._waiting[seq_id]
-            scores = state.extras.get("draft_scores")
-            written = self._executor.run(
-                self._pools.write, blocks, slot, state.blocks[: len(blocks)], state.slot, scores
-            )
-            if written.done():
-                written.result()
+        admitted = [
+            (self._waiting.pop(seq_id), blocks, slot) for seq_id, blocks, slot in self._core.admit_computed()
+        ]
+        for state, blocks, slot in admitted:
+            rows, scores = state.blocks[: len(blocks)], state.extras.get("draft_scores")
+            self._writes.add(self._executor.run(self._pools.write, blocks, slot, rows, state.slot, scores))
             self.stats.num_sequences += 1
-            self.stats.num_bytes += len(blocks) * state.blocks.shape[1] + state.slot.nbytes
-            del self._waiting[seq_id]
+            self.stats.num_bytes += rows.nbytes + state.slot.nbytes
+        self._writes.check()
         for seq_id in list(self._waiting):
             if not self._assembler.is_known(seq_id):  # aborted or dropped meanwhile
                 del self._waiting[seq_id]
@@ -418,7 +463,7 @@ class _Leaving:
 
     state: RequestState
     sample: SampleState
-    copies: Future[tuple[np.ndarray, np.ndarray, np.ndarray]]
+    copies: Future[_Copies]
 
 
 _LOGPROB_ARRAYS = ("logprobs", "ranks", "top_ids", "top_logprobs")

@@ -213,7 +213,7 @@ class LLMEngine:
 
     def has_unfinished_requests(self) -> bool:
         """Whether `step` has anything to do or to return."""
-        if self._hand_off is not None and self._hand_off.has_results:
+        if self._hand_off is not None and self._hand_off.has_work:
             return True
         return self.get_num_unfinished_requests() > 0 or bool(self._results)
 
@@ -256,6 +256,8 @@ class LLMEngine:
                 self.core.discard_in_flight()
                 if self._swap is not None:
                     self._swap.after_interruption()
+                if self._hand_off is not None:
+                    self._hand_off.after_interruption()
                 if self._exchange is not None:
                     self._exchange.discard()
                 self._assembler.note_interruption()
@@ -428,6 +430,8 @@ class LLMEngine:
             self._exchange.settle(step.gate)
         if self._swap is not None:
             self._swap.check()
+        if self._hand_off is not None:
+            self._hand_off.check()
         with timers.timed("commit"):
             commit = self.core.commit(step.plan, **result.as_arrays())
             if self._use_draft_budget and not step.plan.is_prefill:

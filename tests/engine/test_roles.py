@@ -148,7 +148,8 @@ def test_several_completions_come_to_an_end() -> None:
             deadline = time.monotonic() + 60
             while any(engine.has_unfinished_requests() for engine in (prompt, completion)):
                 assert time.monotonic() < deadline, name
-                prompt.step()
+                if prompt.has_unfinished_requests():
+                    prompt.step()
                 results |= {output.request_id: output for output in completion.step()}
                 if name == "dropped there" and not prompt.has_unfinished_requests():
                     completion.abort_request(name)  # what came later is a request once more
@@ -250,6 +251,7 @@ def test_interrupted_steps(use_async: bool, monkeypatch: pytest.MonkeyPatch) -> 
     }
     settings = Settings(use_async_scheduling=use_async)
     wanted = expected(cases, settings)
+    raised: list[str] = []
     with engine_pair(settings=settings) as (prompt, completion):
         for engine in (prompt, completion):
             for owner, name in (
@@ -257,9 +259,12 @@ def test_interrupted_steps(use_async: bool, monkeypatch: pytest.MonkeyPatch) -> 
                 (engine._builder, "sampling"),
                 (engine._assembler, "collect"),
                 (engine._hand_off, "after_commit"),
+                (engine._pools, "read"),
                 (engine._pools, "write"),
             ):
-                fail_once(monkeypatch, owner, name, at=3)
+                # A copy takes its time, so that the step goes on before it fails.
+                delay = 0.1 if owner is engine._pools else 0.0
+                fail_once(monkeypatch, owner, name, at=3, delay=delay, raised=raised)
         for name, (text, params) in cases.items():
             prompt.add_request(name, text, params)
         results: dict[str, Any] = {}
@@ -277,17 +282,21 @@ def test_interrupted_steps(use_async: bool, monkeypatch: pytest.MonkeyPatch) -> 
                 for output in outputs:
                     if output.outputs[0].finish_reason != "handed_off":
                         results[output.request_id] = output
-        assert num_failed >= 5
+        assert num_failed >= 5 and {"read", "write"} <= set(raised)
         assert facts([results[name] for name in cases]) == wanted
 
 
-def fail_once(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, at: int) -> None:
+def fail_once(
+    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, *, at: int, delay: float, raised: list[str]
+) -> None:
     """Let the call number `at` of a method fail."""
     method, count = getattr(owner, name), [0]
 
     def failing(*args: Any, **kwargs: Any) -> Any:
         count[0] += 1
         if count[0] == at:
+            raised.append(name)
+            time.sleep(delay)
             raise InterruptedError(f"{name} was interrupted")
         return method(*args, **kwargs)
 
