@@ -149,7 +149,7 @@ class ModelRunner:
         with self.timers.timed("forward"):
             if self._pending is not None and batch.is_prefill:
                 self._pending.drop(batch.state_slots)
-            if self._copies is not None:
+            if self._copies is not None or gate is not None:  # both write to slots that were others'
                 self.settle()
             if self._copies is not None:
                 self._caches.copy_slots(self._copies.slots)

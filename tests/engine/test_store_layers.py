@@ -9,13 +9,23 @@ from typing import Any
 import numpy as np
 import pytest
 
+from deepinfer.engine.arrivals import ArrivalGate
 from deepinfer.kv_transfer import memory_store
 from deepinfer.kv_transfer.entry import DamagedEntryError
 from deepinfer.kv_transfer.memory_store import MemoryStore
 from deepinfer.models.deepseek_v41.layer import Layer
 from deepinfer.sampling_params import SamplingParams
 from deepinfer.settings import Settings
-from tests.support.engines import assert_idle, facts, generate, greedy, make_cold_llm, make_llm, prompt_of
+from tests.support.engines import (
+    WatchedCore,
+    assert_idle,
+    facts,
+    generate,
+    greedy,
+    make_cold_llm,
+    make_llm,
+    prompt_of,
+)
 
 NUM_LAYERS = 8  # of the backbone; the drafter's follow
 PARAMS = SamplingParams(temperature=0.8, max_tokens=8, seed=5, logprobs=1, ignore_eos=True)
@@ -183,3 +193,47 @@ def test_loads_that_no_step_follows() -> None:
         assert facts(outputs) == wanted
         stats = llm.llm_engine.kv_store.stats
         assert stats.num_lookups == 4 and stats.num_loaded + stats.num_failed == 4
+
+
+class Decodes(WatchedCore):
+    """What can decode goes before any prompt."""
+
+    def __init__(self, core: Any, decode: Any) -> None:
+        super().__init__(core)
+        self._decode = decode
+
+    def schedule(self, *args: Any) -> Any:
+        return self._core.schedule(self._decode) or self._core.schedule()
+
+
+@pytest.mark.parametrize("use_async", [True, False])
+def test_what_waits_for_a_slot_comes_before_what_arrives_in_it(
+    use_async: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The state may come into the slot of a sequence that has ended and whose drafter's rows still wait."""
+    prompts = [list(prompt_of(400)), list(prompt_of(60, 1))]
+    settings = Settings(use_async_scheduling=use_async)
+    store, events = filled_store(prompts[:1], settings), []
+    with make_llm(kv_store=store, settings=settings) as llm:
+        engine = llm.llm_engine
+        runner = engine.model_runner
+        forward, settle, bring = runner.forward, runner.settle, ArrivalGate._bring
+
+        def logged_forward(gate: ArrivalGate | None = None) -> None:
+            if gate is not None:
+                events.append("step without copies" if runner._copies is None else "step")
+            forward(gate)
+
+        monkeypatch.setattr(runner, "forward", logged_forward)
+        monkeypatch.setattr(runner, "settle", lambda: (events.append("settle"), settle()))
+        monkeypatch.setattr(ArrivalGate, "_bring", lambda *args: (events.append("bring"), bring(*args)))
+        engine.add_request("1", prompts[1], greedy(20))
+        engine.step()
+        engine.core = Decodes(engine.core, engine._assembler.module.StepKind.DECODE)
+        engine.add_request("0", prompts[0], greedy(20))  # its prefix comes in below a decode step
+        while engine.has_unfinished_requests():
+            engine.step()
+        engine.settle()
+        assert_idle(llm)
+    begin = events.index("step without copies")
+    assert events[begin + 1 : begin + 3] == ["settle", "bring"]
