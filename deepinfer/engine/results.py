@@ -28,7 +28,7 @@ _ERRORS = {
     "NUMERICS": (ErrorKind.NUMERICS, "the model's logits are NaN or infinite for this request"),
     "MASKED": (
         ErrorKind.NO_TOKEN,
-        "bans, allowed_token_ids, logit_bias and grammar leave no token",
+        "bans, allowed ids, logit_bias and grammar leave no token to sample",
     ),
     "GRAMMAR": (ErrorKind.GRAMMAR, "the output cannot follow its grammar"),
     "PREEMPTED": (ErrorKind.PREEMPTED, "evicted for lack of cache blocks (stop_preempted_request=True)"),
