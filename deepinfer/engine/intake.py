@@ -153,7 +153,7 @@ class Intake:
         if importlib.util.find_spec("xgrammar") is None:
             raise InvalidRequestError(
                 "invalid_request",
-                "structured output needs the package xgrammar: pip install xgrammar",
+                "structured output needs the package xgrammar: install deepinfer[structured]",
             )
         bound = () if spec.bound_token_id is None else (spec.bound_token_id,)
         self._check_vocab("trigger_token_ids", np.asarray(spec.trigger_token_ids, dtype=np.int64))

@@ -201,8 +201,10 @@ def test_bytes_in_flight_are_bounded(transport: Transport) -> None:
     prompt.send(toy_state(0))
     with pytest.raises(TransferTimeoutError, match="wait for the other side"):
         prompt.send(toy_state(1), timeout_s=0.05)
-    threading.Timer(0.1, completion.receive, [5.0]).start()
+    receiver = threading.Timer(0.1, completion.receive, [5.0])
+    receiver.start()
     prompt.send(toy_state(2), timeout_s=10.0)
+    receiver.join()  # a connector serves one thread at a time
     assert completion.receive(5.0).request_id == "request 2"
     prompt.close()
     completion.close()
