@@ -1,14 +1,15 @@
 /// What a token of each running sequence is worth to the time until all of them are done.
 ///
 /// Tokens per time is the wrong aim at the end of a batch. A plain step of n sequences takes about a + b n: once
-/// nothing waits, every token saves the b of its own row, but the a of a step is saved only by those who would be
-/// running last. Drafts of easy sequences then buy little, and the steps that they prolong hold up the hard ones,
-/// which end alone, at the price of a whole step for each token.
+/// nothing waits, every token saves the b of its own row, but the a of a step is saved only by those who would
+/// be running last. Drafts of easy sequences then buy little, and the steps that they prolong hold up the hard
+/// ones, which end alone, at the price of a whole step for each token.
 ///
-/// With t the steps that a sequence still needs (tokens left, by the tokens per step that its drafts have brought
-/// so far), those with t >= 0.8 max t share the a; weights are scaled to a mean of 1, so that a plain step is worth
-/// one token for each sequence whatever they are. Where as many wait as run, whoever ends makes room for another
-/// one, and all weights are 1; fewer of them go to the sequences that end first, as list scheduling would have it.
+/// With t the steps that a sequence still needs (tokens left, by the tokens per step that its drafts have
+/// brought so far), those with t >= 0.8 max t share the a; weights are scaled to a mean of 1, so that a plain
+/// step is worth one token for each sequence whatever they are. Where as many wait as run, whoever ends makes
+/// room for another one, and all weights are 1; fewer of them go to the sequences that end first, as list
+/// scheduling would have it.
 #pragma once
 
 #include <cstdint>

@@ -74,7 +74,7 @@ void ScheduledDraftBudget::choose(std::span<const DraftCandidate> candidates, in
     for (size_t i = 0; i < choice.num_items; ++i) ++num_drafts[items_[i].place / kMaxDrafts];
 }
 
-/// The speed of a sequence is that of a draft block whose drafts each stand as often as its first one did so far.
+/// A sequence is as fast as if all its drafts stood as often as the first ones of its blocks did so far.
 void ScheduledDraftBudget::weigh(std::span<const DraftCandidate> candidates, int32_t num_waiting) {
     progress_.clear();
     const double usual = calibration_.acceptance(0);
@@ -110,7 +110,8 @@ void ScheduledDraftBudget::list_gains(std::span<const DraftCandidate> candidates
     std::sort(items_.begin(), items_.end());
 }
 
-/// The best prefix of the list, and the longest one that fits, for steps that take `shift` more than the curve.
+/// The best prefix of the list, and the longest one that fits, for steps that take `shift` more than the
+/// curve.
 std::pair<ScheduledDraftBudget::Choice, ScheduledDraftBudget::Choice> ScheduledDraftBudget::walk(
     int32_t num_seqs, const StepTime::Curve& curve, double shift) const {
     Choice prefix{0, num_seqs / (curve(num_seqs) + shift), double(num_seqs)};
@@ -127,8 +128,8 @@ std::pair<ScheduledDraftBudget::Choice, ScheduledDraftBudget::Choice> ScheduledD
     return {best, prefix};
 }
 
-/// Whether drafts are worth proposing, from the best rate with them and that of plain decoding. Promises only count
-/// until both kinds of steps have been observed, and to come back.
+/// Whether drafts are worth proposing, from the best rate with them and that of plain decoding. Promises only
+/// count until both kinds of steps have been observed, and to come back.
 void ScheduledDraftBudget::judge(Regime& regime, double drafted_per_ms, double plain_per_ms) {
     if (!regime.is_paused) {
         regime.num_vain = drafted_per_ms > plain_per_ms ? 0 : regime.num_vain + 1;
@@ -170,7 +171,8 @@ double ScheduledDraftBudget::share_kept(int32_t num_seqs) const {
     const int32_t count = static_cast<int32_t>(regimes_.size());
     for (int32_t distance = 0; distance < count; ++distance) {
         for (const int32_t order : {own - distance, own + distance}) {
-            if (order >= 0 && order < count && regimes_[order].is_known()) return regimes_[order].share_kept();
+            if (order < 0 || order >= count || !regimes_[order].is_known()) continue;
+            return regimes_[order].share_kept();
         }
     }
     return 1.0;

@@ -13,8 +13,7 @@
 ///
 /// Which estimates decide:
 ///   * fresh confidences for coupled verification, whose output no choice can change;
-///   * for ratio verification those of the block before, as far as they read no token that may be drawn
-///   again:
+///   * for ratio verification those of the block before, as far as they read no token that may be drawn again:
 ///     the choice must not depend on the drafts it is about (else their law is no longer exact);
 ///   * the block before for every sequence in flight, whose drafts do not exist yet;
 ///   * where nothing is known, of a new sequence or of a position, the share of the drafts there that stood
@@ -23,14 +22,14 @@
 /// It verifies everything where no curve is known, and where choosing would gain less than `min_gain` over
 /// that.
 ///
-/// Where plain decoding is faster no drafts are proposed at all. That is judged by what happens, for each binary
-/// order of the number of sequences by itself: a step of the drafting kind loses the time that it took beyond
-/// what plain steps would have taken for its tokens, and when the losses behind the gains reach `kMaxLoss` plain
-/// steps, drafting pauses, each time for longer unless it has paid in between. While it pauses, the newest
-/// estimates keep being weighed, and a probe proposes drafts now and then, so a change of what is drafted is
-/// noticed. Drafts that are still at hand then are verified where that pays in a step that proposes none. While
-/// drafts pay, a few plain steps now and then show what these really take, and what steps with drafts really
-/// bring, in tokens per time, discounts what the model of them promises.
+/// Where plain decoding is faster no drafts are proposed at all. That is judged by what happens, for each
+/// binary order of the number of sequences by itself: a step that proposes or verifies drafts loses the time
+/// that it took beyond what plain steps would have taken for its tokens, and when the losses behind the gains
+/// reach `kMaxLoss` plain steps, drafting pauses, each time for longer unless it has paid in between. While it
+/// pauses, the newest estimates keep being weighed, and a probe proposes drafts now and then, so a change of
+/// what is drafted is noticed. Drafts that are still at hand then are verified where that pays in a step that
+/// proposes none. While drafts pay, a few plain steps now and then show what these really take, and what steps
+/// with drafts really bring, in tokens per time, discounts what the model of them promises.
 #pragma once
 
 #include <array>
@@ -76,7 +75,7 @@ public:
 
 private:
     static constexpr double kMaxLoss = 3.0;         ///< plain steps that drafting may lose before it pauses
-    static constexpr double kMaxStepLoss = 2.0;     ///< what a single step counts at most: it may have been disturbed
+    static constexpr double kMaxStepLoss = 2.0;     ///< of one step, at most: it may have been disturbed
     static constexpr int32_t kMaxVain = 200;        ///< steps in a row without a draft worth verifying
     static constexpr double kResumeGain = 0.1;      ///< share by which drafts must win before they come back
     static constexpr int32_t kMinPause = 32;        ///< steps

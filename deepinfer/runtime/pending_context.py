@@ -31,25 +31,28 @@ class PendingContext:
         self._drafter = drafter
         self._caches = caches
         self._steps: list[DraftContext] = []
+        self._num_bytes = 0  # of features, at most: what is dropped counts until the next clean-up
 
     def add(self, context: DraftContext, may_wait: bool) -> None:
         """Take in the context of the newest step; with all that waits unless it `may_wait`."""
         self._steps.append(context)
+        self._num_bytes += context.features.nbytes
         if not may_wait:
             self.settle()
-        elif len(self._steps) > 2 * self._drafter.context_size or self._num_bytes() > MAX_BYTES:
+        elif len(self._steps) > 2 * self._drafter.context_size or self._num_bytes > MAX_BYTES:
             newest = self._newest()
-            if newest.features.nbytes > MAX_BYTES // 2:
-                self._take_in(newest)
-            else:
-                self._steps = [newest]
+            self._steps, self._num_bytes = [newest], newest.features.nbytes
+            if self._num_bytes > MAX_BYTES // 2:
+                self.settle()
 
     def settle(self) -> None:
         """Take in what will be read; to be called before anybody else touches state slots."""
-        if len(self._steps) == 1:
-            self._take_in(self._steps[0])
-        elif self._steps:
-            self._take_in(self._newest())
+        if not self._steps:
+            return
+        context = self._steps[0] if len(self._steps) == 1 else self._newest()
+        self.clear()
+        for start in range(0, max(1, context.positions.shape[0]), MAX_ROWS):
+            self._drafter.store_context(_rows(context, slice(start, start + MAX_ROWS)), self._caches)
 
     def drop(self, state_slots: Tensor) -> None:
         """Forget what belongs to these slots [n] int32: other sequences hold them now."""
@@ -64,10 +67,7 @@ class PendingContext:
 
     def clear(self) -> None:
         """Forget everything."""
-        self._steps.clear()
-
-    def _num_bytes(self) -> int:
-        return sum(step.features.nbytes for step in self._steps)
+        self._steps, self._num_bytes = [], 0
 
     def _newest(self) -> DraftContext:
         """All steps as one, without the rows that a proposal would not see."""
@@ -83,11 +83,6 @@ class PendingContext:
         newest.scatter_reduce_(0, slots, context.positions, "amax")
         seen = context.positions > newest[slots] - self._drafter.context_size
         return _rows(context, seen.nonzero().squeeze(1))
-
-    def _take_in(self, context: DraftContext) -> None:
-        self._steps.clear()
-        for start in range(0, max(1, context.positions.shape[0]), MAX_ROWS):
-            self._drafter.store_context(_rows(context, slice(start, start + MAX_ROWS)), self._caches)
 
 
 def _rows(context: DraftContext, rows: Tensor | slice) -> DraftContext:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-import re
 
 import numpy as np
 import pytest
@@ -361,6 +360,26 @@ def test_reliability_does_not_depend_on_what_was_verified():
     assert steep.confidence_odds().tolist() == flat.confidence_odds().tolist()
 
 
+@pytest.mark.parametrize("num_left", range(1, 6))
+@pytest.mark.parametrize("stands", [False, True])
+def test_blocks_at_the_end_of_a_sequence(num_left, stands):
+    """Whether it stands or is refused, a block counts for as many drafts as tokens can still come."""
+    k = 4
+    engine = start(k, None)
+    engine.add(make_params(max_tokens=1 + num_left, ignore_eos=True), tokens_of(3))
+    drafts, confidences = np.arange(20, 20 + k, dtype=np.int32)[None], np.full((1, k), 0.5, np.float32)
+    engine.commit(engine.schedule(), np.array([7], np.int32), drafts=drafts, confidences=confidences)
+    plan = engine.schedule()
+    assert plan.num_rows == min(num_left, k + 1)
+    tokens = np.append(drafts, 7)[: plan.num_rows] if stands else np.full(plan.num_rows, 7)
+    num_emitted = np.array([plan.num_rows if stands else 1], np.int32)
+    engine.commit(plan, tokens.astype(np.int32), num_emitted, drafts=drafts + 40, confidences=confidences)
+    length = min(k, num_left)
+    count, _, accepted = engine.reliability()
+    assert count.sum(axis=1).tolist() == [1] * length + [0] * (k - length)
+    assert accepted.sum() == (length if stands else 0)
+
+
 def test_counts_by_position():
     engine = make_engine(num_draft_tokens=3)
     a, b = (engine.add(make_params(max_tokens=30), tokens_of(4)) for _ in range(2))
@@ -378,124 +397,3 @@ def test_counts_by_position():
         assert metrics.accepted_by_position.tolist() == accepted
         assert (metrics.num_drafted, metrics.num_verified) == (drafted, sum(verified))
         assert metrics.num_accepted == sum(accepted)
-
-
-# --- without drafts ---------------------------------------------------------------------------------------
-
-
-class Decoding:
-    """Sequences that decode on and on; drafts are proposed when the plan wants them."""
-
-    def __init__(self, num_seqs: int, points, undrafted, confidence: float = 0.5) -> None:
-        self.engine = make_budget(
-            num_seqs,
-            2,
-            points,
-            undrafted,
-            max_model_len=1000,
-            num_blocks=130 * num_seqs,
-            max_num_batched_tokens=1024,
-        )
-        self.ids = [self.engine.add(core.SequenceParams(), tokens_of(3)) for _ in range(num_seqs)]
-        self.confidence = confidence
-        self.step()
-
-    def step(self):
-        plan = self.engine.schedule()
-        rows, seqs = plan.num_samples, plan.num_seqs
-        drafts = np.full((seqs, 2), 9, np.int32) if plan.wants_drafts else None
-        confidences = np.full((seqs, 2), self.confidence, np.float32) if plan.wants_drafts else None
-        self.engine.commit(plan, np.full(rows, 7, np.int32), drafts=drafts, confidences=confidences)
-        self.engine.check_integrity()
-        return plan
-
-    def steps(self, count: int) -> tuple[str, list[int]]:
-        """Which of `count` steps want drafts ("1" or "0"), and how many drafts each verifies."""
-        plans = [self.step() for _ in range(count)]
-        return "".join(str(int(plan.wants_drafts)) for plan in plans), [plan.num_draft_rows for plan in plans]
-
-
-LINE = [(n, n * width, 4.0 + n * width) for n in (1, 8) for width in (1, 3)]
-
-
-def test_drafting_stops_when_it_costs_much():
-    """A step without drafts takes 4 of 8 ms: when two such steps are lost, which is before 200 steps."""
-    decoding = Decoding(4, LINE, [(1, 2.0), (8, 8.0)], confidence=0.3)
-    wanted, verified = decoding.steps(12)
-    assert wanted.startswith("11") and wanted.endswith("0000") and sum(verified[2:]) == 0
-    wanted, verified = decoding.steps(600)
-    probes = [i for i, flag in enumerate(wanted) if flag == "1"]
-    assert np.diff(probes).tolist() == [128, 256] and probes[0] < 64
-    assert sum(verified) == 0
-    stats = decoding.engine.draft_budget_stats()
-    assert stats.num_probes == len(probes) and stats.num_undrafted > 590
-
-
-def test_drafts_of_a_probe_have_to_pay_in_a_step_that_proposes_none():
-    """Of 12 ms a step with drafts needs 9 to propose: without, the rate falls from 4 / 3 to 6.4 / 7."""
-    points = [(4, 4, 12.0), (4, 12, 16.0)]
-    decoding = Decoding(4, points, [(4, 3.0)], confidence=0.55)
-    decoding.steps(20)
-    wanted, verified = decoding.steps(100)
-    assert wanted.count("1") == 1 and sum(verified) == 0
-
-
-def test_drafting_stops_after_200_steps_that_gain_nothing():
-    decoding = Decoding(4, STEEP, [])
-    wanted, _ = decoding.steps(260)
-    assert wanted.index("0") == 200
-
-
-def test_drafting_resumes_when_a_probe_finds_better_drafts():
-    decoding = Decoding(1, LINE, [(1, 3.0), (8, 11.0)], confidence=0.05)
-    assert decoding.steps(40)[0].endswith("000")
-    decoding.confidence = 0.99
-    wanted, verified = decoding.steps(80)
-    assert "1" * 10 in wanted and verified[wanted.index("1" * 10) + 9] == 2
-
-
-def test_drafting_resumes_at_once_when_the_load_falls():
-    """The newest estimates are weighed at every step, for the number of sequences that there are."""
-    points = [(1, 1, 10.0), (1, 3, 10.1), (8, 8, 80.0), (8, 24, 240.0)]
-    decoding = Decoding(8, points, [(1, 9.0), (8, 40.0)], confidence=0.6)
-    assert decoding.steps(10)[0].endswith("000")
-    for seq_id in decoding.ids[1:]:
-        decoding.engine.abort(seq_id)
-    wanted, verified = decoding.steps(4)
-    assert wanted == "1111" and verified == [0, 2, 2, 2]
-
-
-def test_while_drafts_pay_a_few_plain_steps_are_looked_at():
-    """They show what plain decoding really takes: here that the curve was wrong."""
-    decoding = Decoding(1, LINE, [(1, 4.9), (8, 11.0)], confidence=0.8)
-    wanted, _ = decoding.steps(70)
-    assert wanted.startswith("1" * 15) and [len(run) for run in re.findall("0+", wanted)] == [6, 6]
-    assert len(max(re.findall("1+", wanted), key=len)) == 32
-    decoding.engine.add_step_time(1, 1, 0.1, False)
-    for _ in range(5):
-        decoding.engine.add_step_time(1, 1, 1.0, is_drafted=False)
-    assert decoding.steps(20)[0].endswith("0" * 10)
-
-
-def test_what_steps_with_drafts_bring_counts():
-    """Promised are 2.44 tokens a step, one comes: less than plain decoding gives."""
-    decoding = Decoding(1, LINE, [(1, 4.9), (8, 11.0)], confidence=0.8)
-    assert decoding.steps(14)[0] == "1" * 14
-    for _ in range(7):
-        decoding.engine.add_step_time(1, 3, 7.0, num_emitted=1)
-    assert "1" * 10 in decoding.steps(20)[0], "seven steps are few"
-    for _ in range(8):
-        decoding.engine.add_step_time(1, 3, 7.0, num_emitted=1)
-    assert decoding.steps(24)[0].endswith("0" * 10)
-    decoding.engine.set_step_times(LINE, [(1, 4.9), (8, 11.0)])
-    assert "1" * 10 in decoding.steps(30)[0], "of another curve nothing is known"
-
-
-def test_prefills_propose_no_drafts_either_while_drafting_is_off():
-    decoding = Decoding(2, LINE, [(1, 1.0), (8, 2.0)], confidence=0.1)
-    decoding.steps(20)
-    decoding.engine.abort(decoding.ids[0])
-    decoding.engine.add(core.SequenceParams(), tokens_of(3))
-    plan = decoding.step()
-    assert plan.is_prefill and not plan.wants_drafts
-    assert decoding.step().seqlens_q.tolist() == [1, 1]

@@ -10,7 +10,6 @@ import pytest
 
 from tests.core.fake_device import FakeDevice, Loop
 from tests.core.harness import (
-    VOCAB,
     commit_token,
     core,
     make_config,
@@ -20,7 +19,8 @@ from tests.core.harness import (
     step,
     tokens_of,
 )
-from tests.core.test_whole_traces import MODEL_LEN, Request, check_outputs, make_requests
+from tests.core.test_whole_traces import MODEL_LEN, check_outputs
+from tests.core.traffic import Traffic, related_requests
 
 PREFILL, DECODE = core.StepKind.PREFILL, core.StepKind.DECODE
 SIZE = 8  # tokens per block
@@ -285,132 +285,6 @@ def test_off_does_nothing():
     assert step(engine).seq_ids.tolist() == ids
 
 
-@pytest.mark.parametrize("length", [1, 2, 7, 8, 9, 16, 17, 30])
-@pytest.mark.parametrize("is_async", [False, True])
-def test_equal_prompts_are_prefilled_once(length, is_async):
-    loop = Loop(
-        make_config(prefix_caching=True, max_num_seqs=8, num_state_slots=20, async_scheduling=is_async)
-    )
-    prompt = tokens_of(length)
-    requests = {}
-    for seed in range(6):
-        fields = {"max_tokens": 9, "ignore_eos": True, "num_logprobs": -1, "num_prompt_logprobs": -1}
-        requests[loop.add(seed, prompt, **fields)] = Request(seed, prompt, fields)
-    rows, plans = 0, []
-
-    real = loop.engine.schedule
-
-    class Watched:
-        def __getattr__(self, name):
-            return getattr(real.__self__, name)
-
-        def schedule(self, *args):
-            plan = real(*args)
-            if plan is not None:
-                plans.append(plan)
-            return plan
-
-    loop.engine = Watched()
-    while loop.step():
-        loop.engine.check_integrity()
-    rows = sum(plan.num_prefill_tokens for plan in plans)
-    assert rows == length + 5
-    assert [plan.is_prefill for plan in plans][:3] == [True, True, length > SIZE]
-    cached = [loop.engine.metrics(seq_id).num_cached_tokens for seq_id in requests]
-    assert cached == [0] + [length - 1] * 5
-    loop.engine = real.__self__
-    check_outputs(loop, requests)
-    assert loop.engine.prefix_cache_stats().num_forks == 5
-
-
-def test_forks_share_all_but_the_last_block():
-    engine = caching_engine()
-    ids = [add(engine, tokens_of(20), max_tokens=5) for _ in range(3)]
-    step(engine)
-    plan = step(engine)
-    assert plan.seq_ids.tolist() == ids[:1] and plan.forked_ids.tolist() == ids[1:]
-    tables = [engine.block_table(seq_id).tolist() for seq_id in ids]
-    assert tables[0][:2] == tables[1][:2] == tables[2][:2]
-    assert len({table[2] for table in tables}) == 3
-    assert plan.block_copies.tolist() == [[tables[0][2], tables[1][2]], [tables[0][2], tables[2][2]]]
-    slots = [engine.state_slot(seq_id) for seq_id in ids]
-    assert plan.state_copies.tolist() == [[slots[0], slots[1]], [slots[0], slots[2]]]
-    plan = step(engine)
-    assert plan.is_prefill and plan.seq_ids.tolist() == ids[1:] and plan.seqlens_q.tolist() == [1, 1]
-    run_to_end(engine)
-
-
-def test_forks_behind_a_border_copy_no_block():
-    engine = caching_engine()
-    [add(engine, tokens_of(17)) for _ in range(2)]
-    step(engine)
-    plan = step(engine)
-    assert len(plan.forked_ids) == 1 and len(plan.block_copies) == 0
-    run_to_end(engine)
-
-
-def test_those_who_do_not_fit_are_no_forks():
-    engine = caching_engine(max_num_seqs=2)
-    ids = [add(engine, tokens_of(20), max_tokens=5) for _ in range(4)]
-    run_to_end(engine)
-    cached = [engine.metrics(seq_id).num_cached_tokens for seq_id in ids]
-    assert cached == [0, 19, 16, 19], "the third found a state, the fourth was forked from the third"
-
-
-def test_a_leader_that_goes_leaves_its_followers_alone():
-    engine = caching_engine(max_num_batched_tokens=10)
-    ids = [add(engine, tokens_of(30), max_tokens=5) for _ in range(3)]
-    step(engine)
-    engine.abort(ids[0])
-    run_to_end(engine)
-    assert [engine.num_output_tokens(seq_id) for seq_id in ids] == [0, 5, 5]
-
-
-@pytest.mark.parametrize("who", ["leader", "follower", "both"])
-@pytest.mark.parametrize("how", ["abort", "preempt"])
-def test_forks_and_leaders_leave_in_flight(who, how):
-    engine = caching_engine(async_scheduling=True)
-    ids = [add(engine, tokens_of(20), max_tokens=5) for _ in range(2)]
-    step(engine)
-    plan = engine.schedule()
-    assert plan.forked_ids.tolist() == ids[1:]
-    for seq_id in {"leader": ids[:1], "follower": ids[1:], "both": ids}[who]:
-        getattr(engine, how)(seq_id)
-        engine.check_integrity()
-    commit_token(engine, plan)
-    run_to_end(engine)
-
-
-@pytest.mark.parametrize("is_async", [False, True])
-def test_forks_of_a_discarded_step_start_again(is_async):
-    engine = caching_engine(async_scheduling=is_async)
-    ids = [add(engine, tokens_of(20), max_tokens=5) for _ in range(3)]
-    step(engine)
-    plan = engine.schedule()
-    assert plan.forked_ids.tolist() == ids[1:]
-    if is_async:
-        assert engine.schedule().seq_ids.tolist() == ids[1:]
-    assert engine.discard_in_flight() == 1 + is_async
-    engine.check_integrity()
-    assert all(engine.state_slot(seq_id) == 0 for seq_id in ids)
-    run_to_end(engine)
-    assert [engine.num_output_tokens(seq_id) for seq_id in ids] == [5, 5, 5]
-
-
-def related_requests(rng: random.Random, count: int) -> list[Request]:
-    """Requests whose prompts repeat, begin alike, or go on from one another."""
-    made: list[Request] = []
-    for request in make_requests(rng, count):
-        prompt = [rng.randrange(VOCAB) for _ in range(rng.randint(1, 50))]
-        if made and rng.random() < 0.8:
-            older = rng.choice(made[-6:]).prompt.tolist()
-            prompt = older
-            if rng.random() < 0.5:
-                prompt = older[: rng.randint(len(older) // 2, len(older))] + prompt[: rng.randint(1, 9)]
-        made.append(Request(request.seed, np.array(prompt[:70], np.int32), request.fields))
-    return made
-
-
 @pytest.mark.parametrize("num_snapshots", [0, 2, 20])
 @pytest.mark.parametrize("is_async", [False, True])
 @pytest.mark.parametrize("num_drafts", [0, 4])
@@ -430,32 +304,18 @@ def test_outputs_do_not_depend_on_hits(seed, num_drafts, is_async, num_snapshots
         prefix_hash_bits=rng.choice([128, 8]),
     )
     loop = Loop(config)
-    ids: dict[int, Request] = {}
-    requests = related_requests(rng, 120)
+    traffic = Traffic(rng, loop, related_requests(rng, 120), preempted=0.05)
     num_discarded = 0
-    steps = 0
-    while requests or loop.engine.has_unfinished or loop.in_flight is not None:
-        for _ in range(rng.choice([0, 0, 0, 1, 8])):
-            if requests:
-                request = requests.pop(0)
-                ids[loop.add(request.seed, request.prompt, **request.fields)] = request
-        if ids and rng.random() < 0.05:
-            loop.engine.preempt(rng.choice(list(ids)))
-        if ids and rng.random() < 0.02:
-            victim = rng.choice(list(ids))
-            if loop.engine.abort(victim):
-                del ids[victim]
+    for number in traffic.steps():
         if rng.random() < 0.02:
             plan = loop.engine.schedule()
             if plan is not None:
                 loop.device.forward(plan)
             num_discarded += loop.engine.discard_in_flight()
             loop.in_flight = None
-        loop.step(tell_emitted=bool(steps % 2))
+        loop.step(tell_emitted=bool(number % 2))
         loop.engine.check_integrity()
-        steps += 1
-        assert steps < 20_000
-    check_outputs(loop, ids)
+    check_outputs(loop, traffic.ids)
     stats = loop.engine.prefix_cache_stats()
     assert stats.num_forks > 1 and stats.num_evicted_blocks > 10 and num_discarded > 0
     assert stats.num_hits > 5 or num_snapshots == 0

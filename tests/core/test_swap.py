@@ -9,8 +9,8 @@ import pytest
 
 from tests.core.fake_device import Loop
 from tests.core.harness import commit_token, core, make_config, make_engine, make_params, step, tokens_of
-from tests.core.test_prefix_cache import related_requests
-from tests.core.test_whole_traces import MODEL_LEN, Request, check_outputs
+from tests.core.test_whole_traces import MODEL_LEN, check_outputs
+from tests.core.traffic import Traffic, related_requests
 
 Mode = core.PreemptionMode
 SIZES = {"block_bytes": 100, "slot_bytes": 1000, "draft_score_bytes": 50}
@@ -197,20 +197,9 @@ def test_outputs_do_not_depend_on_swaps(seed, caching, num_drafts, is_async, lim
         **swapping(swap_limit_bytes=limit),
     )
     loop = Loop(config)
-    ids: dict[int, Request] = {}
-    requests = related_requests(rng, 80)
-    num_discarded = steps = 0
-    while requests or loop.engine.has_unfinished or loop.in_flight is not None:
-        for _ in range(rng.choice([0, 0, 0, 1, 8])):
-            if requests:
-                request = requests.pop(0)
-                ids[loop.add(request.seed, request.prompt, **request.fields)] = request
-        if ids and rng.random() < 0.1:
-            loop.engine.preempt(rng.choice(list(ids)))
-        if ids and rng.random() < 0.02:
-            victim = rng.choice(list(ids))
-            if loop.engine.abort(victim):
-                del ids[victim]
+    traffic = Traffic(rng, loop, related_requests(rng, 80), preempted=0.1)
+    num_discarded = 0
+    for number in traffic.steps():
         if rng.random() < 0.02:
             loop.device.copy_out()
             plan = loop.engine.schedule()
@@ -221,12 +210,10 @@ def test_outputs_do_not_depend_on_swaps(seed, caching, num_drafts, is_async, lim
             kept = loop.engine.keep_swaps(list(loop.device.host))
             loop.device.host = {seq_id: loop.device.host[seq_id] for seq_id in kept}
             loop.in_flight = None
-        loop.step(tell_emitted=bool(steps % 2))
+        loop.step(tell_emitted=bool(number % 2))
         loop.engine.check_integrity()
         assert len(loop.device.host) == loop.engine.swap_stats().num_held
-        steps += 1
-        assert steps < 20_000
-    check_outputs(loop, ids)
+    check_outputs(loop, traffic.ids)
     stats = loop.engine.swap_stats()
     assert stats.num_in > 2 and num_discarded > 0 and stats.num_held == 0
     assert stats.num_refused > 0 or limit > 2200
