@@ -275,43 +275,14 @@ class LLMEngine:
     def get_stats(self) -> StatsSummary:
         """Everything that was counted since the engine started; `print` shows it as a report."""
         self.check_open()
-        stats, executor = self.stats, self._executor
-        queue_ms, ttft_ms, tpot_ms = stats.request_times.quantiles()
-        prefixes, swaps = self.core.prefix_cache_stats(), self.core.swap_stats()
-        return StatsSummary(
-            num_steps=stats.num_steps,
-            num_prefill_steps=stats.num_prefill_steps,
-            num_overlapped_steps=stats.num_overlapped_steps,
-            num_prefill_tokens=stats.num_prefill_tokens,
-            num_output_tokens=stats.num_output_tokens,
-            num_finished_sequences=stats.num_finished,
-            num_preemptions=stats.num_preemptions,
-            num_recomputed_rows=self.core.num_recomputed_rows,
-            num_swapped_out=swaps.num_out,
-            num_swapped_in=swaps.num_in,
-            swapped_out_bytes=0 if self._swap is None else self._swap.out_bytes,
-            swapped_in_bytes=0 if self._swap is None else self._swap.in_bytes,
-            num_cached_tokens=prefixes.num_hit_tokens,
-            num_prefix_hits=prefixes.num_hits,
-            num_forks=prefixes.num_forks,
-            num_passed_borders=prefixes.num_passed,
-            num_drafted=stats.num_drafted,
-            num_verified=int(stats.verified_by_position.sum()),
-            num_accepted=int(stats.accepted_by_position.sum()),
-            verified_by_position=tuple(stats.verified_by_position.tolist()),
-            accepted_by_position=tuple(stats.accepted_by_position.tolist()),
-            tokens_per_step=stats.tokens_per_step,
-            host_seconds=dict(stats.timers.seconds),
-            device_seconds=dict(self.model_runner.timers.seconds),
-            device_busy_seconds=executor.busy_seconds,
-            device_idle_seconds=executor.idle_seconds,
-            num_structured_steps=self._structured.thread.num_steps,
-            grammar_seconds=self._structured.thread.seconds,
-            grammar_wait_seconds=self._structured.thread.wait_seconds,
-            queue_ms=queue_ms,
-            ttft_ms=ttft_ms,
-            tpot_ms=tpot_ms,
-            reliability=tuple(map(tuple, self.draft_reliability())),
+        return StatsSummary.of(
+            self.stats,
+            self.core,
+            device_seconds=self.model_runner.timers.seconds,
+            executor=self._executor,
+            swap=self._swap,
+            grammars=self._structured.thread,
+            reliability=self.draft_reliability(),
         )
 
     def draft_reliability(self) -> list[list[ReliabilityBin]]:

@@ -5,11 +5,18 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from deepinfer.outputs import RequestMetrics
 from deepinfer.sampling.calibration import ReliabilityBin
+
+if TYPE_CHECKING:
+    from deepinfer.engine.executor import Executor
+    from deepinfer.engine.stats import EngineStats
+    from deepinfer.engine.swap import HostSwap
+    from deepinfer.structured_output.step import GrammarThread
 
 NEWEST_REQUESTS = 4096  # whose times a summary speaks of
 HOST_SECTIONS = ("store", "transfer", "swap", "grammar", "schedule", "build", "commit", "text")
@@ -114,6 +121,57 @@ class StatsSummary:
     ttft_ms: Quantiles
     tpot_ms: Quantiles
     reliability: tuple[tuple[ReliabilityBin, ...], ...]
+
+    @classmethod
+    def of(
+        cls,
+        stats: EngineStats,
+        core: Any,
+        *,
+        device_seconds: Mapping[str, float],
+        executor: Executor,
+        swap: HostSwap | None,
+        grammars: GrammarThread,
+        reliability: list[list[ReliabilityBin]],
+    ) -> StatsSummary:
+        """What the parts of an engine have counted so far."""
+        queue_ms, ttft_ms, tpot_ms = stats.request_times.quantiles()
+        prefixes, swaps = core.prefix_cache_stats(), core.swap_stats()
+        return cls(
+            num_steps=stats.num_steps,
+            num_prefill_steps=stats.num_prefill_steps,
+            num_overlapped_steps=stats.num_overlapped_steps,
+            num_prefill_tokens=stats.num_prefill_tokens,
+            num_output_tokens=stats.num_output_tokens,
+            num_finished_sequences=stats.num_finished,
+            num_preemptions=stats.num_preemptions,
+            num_recomputed_rows=core.num_recomputed_rows,
+            num_swapped_out=swaps.num_out,
+            num_swapped_in=swaps.num_in,
+            swapped_out_bytes=0 if swap is None else swap.out_bytes,
+            swapped_in_bytes=0 if swap is None else swap.in_bytes,
+            num_cached_tokens=prefixes.num_hit_tokens,
+            num_prefix_hits=prefixes.num_hits,
+            num_forks=prefixes.num_forks,
+            num_passed_borders=prefixes.num_passed,
+            num_drafted=stats.num_drafted,
+            num_verified=int(stats.verified_by_position.sum()),
+            num_accepted=int(stats.accepted_by_position.sum()),
+            verified_by_position=tuple(stats.verified_by_position.tolist()),
+            accepted_by_position=tuple(stats.accepted_by_position.tolist()),
+            tokens_per_step=stats.tokens_per_step,
+            host_seconds=dict(stats.timers.seconds),
+            device_seconds=dict(device_seconds),
+            device_busy_seconds=executor.busy_seconds,
+            device_idle_seconds=executor.idle_seconds,
+            num_structured_steps=grammars.num_steps,
+            grammar_seconds=grammars.seconds,
+            grammar_wait_seconds=grammars.wait_seconds,
+            queue_ms=queue_ms,
+            ttft_ms=ttft_ms,
+            tpot_ms=tpot_ms,
+            reliability=tuple(map(tuple, reliability)),
+        )
 
     @property
     def host_work_seconds(self) -> float:
