@@ -12,12 +12,14 @@ import numpy as np
 from deepinfer.engine.arg_utils import EngineArgs
 from deepinfer.engine.arrivals import ArrivalGate
 from deepinfer.engine.assembly import OutputAssembler
+from deepinfer.engine.completion_side import CompletionSide
 from deepinfer.engine.engine_type import EngineType
 from deepinfer.engine.executor import Executor
-from deepinfer.engine.hand_off import CompletionSide, HandOffStats, PromptSide
+from deepinfer.engine.hand_off import HandOffStats
 from deepinfer.engine.intake import Intake, Prompt, Request
 from deepinfer.engine.parts import build_parts
 from deepinfer.engine.prefix_exchange import PrefixExchange
+from deepinfer.engine.prompt_side import PromptSide
 from deepinfer.engine.stats import EngineStats, StatsLogger, draft_reliability
 from deepinfer.engine.structured import StructuredRequests
 from deepinfer.engine.summary import StatsSummary

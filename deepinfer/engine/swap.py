@@ -18,9 +18,7 @@ from typing import Any
 import numpy as np
 
 from deepinfer.engine.executor import Executor, WatchedWork
-from deepinfer.runtime.sequence_bytes import SequenceBytes
-
-Copies = tuple[np.ndarray, np.ndarray, np.ndarray]  # rows of blocks, a slot, scores of drafts
+from deepinfer.runtime.sequence_bytes import SequenceBytes, SequenceCopies
 
 
 class HostSwap:
@@ -40,7 +38,7 @@ class HostSwap:
         self._core = core
         self._executor = executor
         self._pools = pools
-        self._held: dict[int, Future[Copies]] = {}  # by sequence id
+        self._held: dict[int, Future[SequenceCopies]] = {}  # by sequence id
         self._writes = WatchedWork()
 
     @property
@@ -80,18 +78,18 @@ class HostSwap:
         self._held.clear()
         self._writes.clear()
 
-    def _read(self, blocks: np.ndarray, slot: int, num_scores: int) -> Copies:
+    def _read(self, blocks: np.ndarray, slot: int, num_scores: int) -> SequenceCopies:
         copies = self._pools.read(blocks, slot, num_scores)
         self.out_bytes += _num_bytes(copies)
         return copies
 
-    def _write(self, blocks: np.ndarray, slot: int, read: Future[Copies]) -> None:
+    def _write(self, blocks: np.ndarray, slot: int, read: Future[SequenceCopies]) -> None:
         copies = rows, state, scores = read.result()  # it ran before in the same queue
         self._pools.write(blocks, slot, rows, state, scores)
         self.in_bytes += _num_bytes(copies)
 
 
-def _num_bytes(copies: Copies) -> int:
+def _num_bytes(copies: SequenceCopies) -> int:
     return sum(array.nbytes for array in copies)
 
 

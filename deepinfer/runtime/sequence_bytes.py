@@ -8,6 +8,9 @@ import torch
 from deepinfer.runtime.caches import Caches
 from deepinfer.sampling.ratio import DraftScores
 
+# uint8 [n, block_bytes] rows of blocks, uint8 [slot_bytes], float32 [num_scores, vocab] scores of drafts.
+SequenceCopies = tuple[np.ndarray, np.ndarray, np.ndarray]
+
 
 class SequenceBytes:
     """Reads and writes sequences. Called on the device's queue, so in order with the steps around.
@@ -22,14 +25,8 @@ class SequenceBytes:
         self._draft_scores = draft_scores
 
     @torch.inference_mode()
-    def read(
-        self, blocks: np.ndarray, slot: int, num_scores: int
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Copies of blocks and a slot, and of the scores of its first drafts.
-
-        Returns:
-            uint8 [n, block_bytes], uint8 [slot_bytes], float32 [num_scores, vocab].
-        """
+    def read(self, blocks: np.ndarray, slot: int, num_scores: int) -> SequenceCopies:
+        """Copies of blocks and a slot, and of the scores of its first drafts."""
         rows = self._caches.blocks[torch.from_numpy(blocks).long()]
         scores = torch.empty(0, 0)
         if num_scores:
