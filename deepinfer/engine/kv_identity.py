@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import platform
 
@@ -50,6 +51,19 @@ def kv_identity(
         block_size=layout.block_size,
     )
     return identity, entries
+
+
+def prefix_salt(checkpoint: Checkpoint, arithmetic: Arithmetic) -> int:
+    """64 bits that the hashes of an engine's own prefix cache begin with: configuration, weights, rounding.
+
+    Weights count by the names, sizes and times of their files. They are not read: such a cache ends with its
+    engine.
+    """
+    digest = hashlib.sha256(repr((checkpoint.config, arithmetic)).encode())
+    for file in sorted(checkpoint.path.glob("*.safetensors")):
+        status = file.stat()
+        digest.update(repr((file.name, status.st_size, status.st_mtime_ns)).encode())
+    return int.from_bytes(digest.digest()[:8], "little")
 
 
 def hand_off_identity(identity: Identity, replay: ReplayConfig) -> Identity:

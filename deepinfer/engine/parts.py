@@ -20,7 +20,7 @@ from deepinfer.checkpoint.tokenizer import Tokenizer
 from deepinfer.config import Arithmetic, CacheConfig, ReplayConfig, SchedulerConfig
 from deepinfer.engine.arg_utils import BLOCK_SIZE, EngineArgs
 from deepinfer.engine.engine_type import EngineType
-from deepinfer.engine.kv_identity import hand_off_identity, kv_identity
+from deepinfer.engine.kv_identity import hand_off_identity, kv_identity, prefix_salt
 from deepinfer.engine.memory_plan import MemoryPlan, plan_caches, plan_fixed
 from deepinfer.kv_transfer.entry import EntryLayout
 from deepinfer.kv_transfer.keys import Identity
@@ -141,6 +141,7 @@ def build_parts(args: EngineArgs, settings: Settings) -> EngineParts:
             use_async,
             layout,
             swap_bytes,
+            prefix_salt(checkpoint, arithmetic),
         )
     )
     ngram_vocab = None
@@ -292,6 +293,7 @@ def _core_config(
     use_async: bool,
     layout: CacheLayout,
     swap_bytes: int,
+    salt: int,
 ) -> Any:
     """The C++ core's configuration."""
     image_token = checkpoint.config.image_token_id
@@ -319,6 +321,7 @@ def _core_config(
         async_scheduling=use_async,
         prefix_caching=cache.prefix_caching,
         prefix_state_interval=cache.prefix_state_interval,
+        prefix_salt=salt,
         max_ngram=spec.max_ngram,
         attention_terms=[(term.flops, term.divisor, term.offset, term.cap) for term in spec.attention_terms],
         flops_per_token=spec.flops_per_token,

@@ -9,15 +9,16 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from deepinfer.entrypoints.llm import LLM
 from deepinfer.kv_transfer.directory_store import DirectoryStore
+from deepinfer.kv_transfer.entry import DamagedEntryError, EntryHead, EntryHeader, EntryKey, digests_of
 from deepinfer.kv_transfer.memory_store import MemoryStore
-from deepinfer.kv_transfer.store import KVStore
+from deepinfer.kv_transfer.store import Buffer, KVStore, StoredEntry, StoreStats
 from deepinfer.sampling_params import SamplingParams
 from deepinfer.settings import Settings
 from tests.support.engines import assert_idle, facts, generate, greedy, make_llm, prompt_of
@@ -277,6 +278,73 @@ def test_a_store_that_fails(tmp_path: Path, caplog: pytest.LogCaptureFixture) ->
     with make_llm(kv_store=tmp_path / "file" / "below") as llm:
         assert facts(generate(llm, prompts, greedy())) == expected
     assert "cannot" in caplog.text
+
+
+# ---- a store of somebody else
+
+
+class Shelf(KVStore):
+    """What the interface asks for and nothing more: bytes in a dict."""
+
+    def __init__(self) -> None:
+        self.held: dict[EntryKey, tuple[EntryHeader, list[bytearray], tuple[bytes, ...]]] = {}
+        self.is_closed = False
+
+    def put(self, header: EntryHeader, sections: Sequence[Buffer], *, replace: bool = False) -> bool:
+        if replace or header.key not in self.held:
+            self.held[header.key] = header, [bytearray(data) for data in sections], digests_of(sections)
+        return True
+
+    def get(self, key: EntryKey, expected: EntryHeader | None = None) -> StoredEntry | None:
+        held = self.held.get(key)
+        return None if held is None or expected not in (None, held[0]) else Lent(self, *held)
+
+    def contains(self, key: EntryKey) -> bool:
+        return key in self.held
+
+    def remove(self, key: EntryKey) -> bool:
+        return self.held.pop(key, None) is not None
+
+    def stats(self) -> StoreStats:
+        return StoreStats(num_entries=len(self.held))
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class Lent(StoredEntry):
+    def __init__(
+        self, shelf: Shelf, header: EntryHeader, sections: list[bytearray], digests: tuple[bytes, ...]
+    ) -> None:
+        self.head = EntryHead(header, digests, 0)
+        self._shelf, self._sections = shelf, sections
+
+    def _read(self, section: int, out: memoryview) -> None:
+        out[:] = self._sections[section]
+
+    def _give_up(self, error: DamagedEntryError) -> None:
+        self._shelf.remove(self.header.key)
+
+    def close(self) -> None:
+        pass
+
+
+def test_another_store_plugs_in() -> None:
+    """It serves like those that come with the engine, stays open, and its wrong bytes are noticed for it."""
+    prompts = prompts_of(300)
+    expected = answers(prompts, greedy())
+    shelf = Shelf()
+    for hit in (0, 256):
+        with make_llm(kv_store=shelf) as llm:
+            outputs = generate(llm, prompts, greedy())
+            assert facts(outputs) == expected and cached(outputs) == [hit]
+        assert not shelf.is_closed and len(shelf.held) == 3
+    for _, sections, _ in shelf.held.values():
+        sections[-1][-1] ^= 1
+    with make_llm(kv_store=shelf) as llm:
+        outputs = generate(llm, prompts, greedy())
+        assert facts(outputs) == expected and cached(outputs) == [0]
+        assert llm.llm_engine.kv_store.stats.num_failed == 1
 
 
 def test_arguments(tmp_path: Path) -> None:

@@ -175,13 +175,16 @@ def test_shared_tensors_count_once():
 def test_an_engine_says_once_what_it_holds(monkeypatch: pytest.MonkeyPatch):
     said = []
     monkeypatch.setattr(parts.logger, "info", lambda text, *values: said.append(text % values))
-    with make_llm(max_num_seqs=4) as llm:
+    with make_llm(max_num_seqs=4, swap_space=0.25) as llm:
         generate(llm, [list(prompt_of(20))], greedy(3))
         plan, runner = llm.llm_engine.memory_plan, llm.llm_engine.model_runner
         assert plan["cache blocks"].num_bytes == runner._caches.blocks.nbytes
         assert plan["state slots"].num_bytes == runner._caches.slots.nbytes
         assert plan["weights"].num_bytes == held_bytes(runner._model, runner._drafter) > 10**7
         assert plan["draft scores"].num_bytes == 4 * 4 * 5 * runner._model.spec.vocab_size
+        assert plan["workspace"].num_bytes > 0 and plan["swap space"].num_bytes == 1 << 28
+        assert plan["host pools"].num_bytes >= 4 * 4 * 1024  # token ids of four requests
+        assert all(item.why for item in plan.items)
         assert plan.limit is None and plan.num_bytes == sum(item.num_bytes for item in plan.items)
     assert said == ["memory plan\n" + plan.text()]
 

@@ -20,8 +20,10 @@ CASES = tuple(
         (63, "nucleus"),
         (64, "greedy"),
         (127, "random"),
+        (128, "nucleus"),
         (129, "greedy"),
         (200, "random"),
+        (256, "greedy"),
         (258, "nucleus"),
         (300, "greedy"),
     ]

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import functools
+import os
 import random
+import shutil
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from deepinfer.engine import parts
+from deepinfer.entrypoints.llm import LLM
 from deepinfer.runtime.caches import Caches
 from deepinfer.sampling_params import SamplingParams
 from deepinfer.settings import Settings
@@ -25,6 +29,7 @@ from tests.support.engines import (
     prompt_of,
     watched,
 )
+from tests.support.paths import MODELS
 
 SETTINGS = {
     "plain": PLAIN_STEPS,
@@ -171,7 +176,7 @@ def test_each_part_of_a_copy_counts(part, monkeypatch):
 SAMPLED = {"temperature": 1.0, "seed": 7, "max_tokens": 6, "ignore_eos": True, "logprobs": 1}
 
 
-@pytest.mark.parametrize("length", [1, 2, 127, 129, 130, 257])
+@pytest.mark.parametrize("length", [1, 2, 127, 128, 129, 130, 255, 256, 257])
 @pytest.mark.parametrize("name", ["plain", "drafts, async"])
 def test_samples_are_prefilled_once(length, name):
     prompt = [list(prompt_of(length, 3))]
@@ -375,6 +380,30 @@ def test_the_next_turn_resumes_behind_the_answer(name):
 def facts_of_turns(turns: tuple[tuple[int, ...], ...]) -> list[Any]:
     with make_llm(enable_prefix_caching=False) as llm:
         return facts(generate(llm, [list(turn) for turn in turns], greedy(30)))
+
+
+def test_hashes_begin_with_model_and_weights(tmp_path, monkeypatch):
+    salts = []
+    real = parts._core_config
+
+    def config_of(*args: Any) -> Any:
+        config = real(*args)
+        salts.append(config.prefix_salt)
+        return config
+
+    monkeypatch.setattr(parts, "_core_config", config_of)
+    for name, options in (
+        ("v41-tiny", {}),
+        ("v41-tiny", {}),
+        ("tiny-quant", {}),
+        ("v41-tiny", {"arithmetic": "w8a8"}),
+    ):
+        make_llm(name, **options).close()
+    changed = tmp_path / "changed"
+    shutil.copytree(MODELS["v41-tiny"], changed)
+    os.utime(next(changed.glob("*.safetensors")), (0, 0))
+    LLM(str(changed), max_num_seqs=4, max_model_len=256).close()
+    assert salts[0] == salts[1] and len(set(salts)) == 4 and min(salts) > 0
 
 
 def test_salted_prompts_share_among_themselves():

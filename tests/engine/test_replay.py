@@ -71,19 +71,35 @@ def test_batches_chunks_and_drafts_change_nothing(limits, options):
     assert not differences(CASES, actual, expected())
 
 
-LONG_CASES = tuple(Case(length, style, 30) for length in (150, 262, 300) for style in ("greedy", "random"))
+# The first ones are cut no more when their outputs make them longer than K, the others cut where they were.
+LONG_CASES = tuple(
+    Case(length, style, 30)
+    for length in (120, 133, 134, 135, 150, 256, 262, 300)
+    for style in ("greedy", "random")
+)
 
 
-def test_preempted_is_not_preempted(seed):
+@functools.cache
+def long_expected() -> Outcome:
+    with llm_of("compact", enable_prefix_caching=False) as llm:
+        return run_alone(llm, LONG_CASES)
+
+
+@pytest.mark.parametrize("caching", [False, True])
+@pytest.mark.parametrize("mode", ["mask", "compact"])
+def test_preempted_is_not_preempted(mode, caching, seed):
     """What was cut follows from the prompt: recomputing prompt and outputs cuts the same."""
-    with llm_of("compact") as llm:
-        want = run_alone(llm, LONG_CASES)
-    limits = {"max_num_seqs": 6, "max_num_batched_tokens": 100}
-    with llm_of("compact", **limits) as llm, watched(llm, PreemptingCore, seed, 0.3) as core:
-        actual = run_together(llm, LONG_CASES)
+    limits = {"max_num_seqs": 6, "max_num_batched_tokens": 100, "preemption_mode": "recompute"}
+    with llm_of(mode, enable_prefix_caching=caching, **limits) as llm:
+        with watched(llm, PreemptingCore, seed, 0.3) as core:
+            actual = run_together(llm, LONG_CASES)
         assert core.while_prefilling > 0 and core.while_decoding > 0
         assert_idle(llm)
-    assert not differences(LONG_CASES, actual, want)
+        stats = llm.get_stats()
+        assert stats.num_recomputed_rows > 0 and stats.num_swapped_out == 0
+        computed = sum(case.length for case in LONG_CASES) + stats.num_recomputed_rows
+        assert caching or stats.num_prefill_tokens >= computed
+    assert not differences(LONG_CASES, actual, long_expected())
 
 
 def test_prompts_that_are_scored_are_not_cut(seed):

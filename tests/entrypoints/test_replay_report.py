@@ -75,6 +75,17 @@ def test_measured_on_a_model(capsys, tmp_path, monkeypatch):
     assert seen[-2:] == cut
 
 
+def test_the_first_64_tokens_are_compared(capsys, tmp_path, monkeypatch):
+    """Unless a number is given."""
+    seen = []
+    monkeypatch.setattr(replay_report, "compare", lambda *args: seen.append(compare(*args)) or seen[-1])
+    path = tmp_path / "prompts.json"
+    path.write_text(json.dumps(["Once upon a time there was a fox."]))
+    assert replay_report.main([str(MODELS["v41-tiny"]), "--prompts", str(path), "--join", "150"]) == 0
+    assert len(seen[0].divergences) == len(seen[0].agrees) == 64
+    assert capsys.readouterr().out.splitlines()[-1].split()[:3] == ["1", "prompts", "64"]
+
+
 def test_logits_are_those_of_the_tokens():
     rows = []
     with make_llm(settings=PLAIN_STEPS, max_num_seqs=1) as llm:
