@@ -182,8 +182,8 @@ void bind_config(py::module_& module) {
                        "forced outputs by index; -1 is free")
         .def_readwrite("needs_text", &SequenceParams::needs_text, "list its new tokens in CommitResult")
         .def_property("content_keys", &get_content_keys, &set_content_keys,
-                      "[(first_token, num_tokens, bytes)] of the prompt: whoever computes blocks that they touch "
-                      "shares them only under equal keys")
+                      "[(first_token, num_tokens, bytes)] of the prompt: whoever computes blocks that they "
+                      "touch shares them only under equal keys")
         .def_property(
             "arrival_time",
             [](const SequenceParams& params) {

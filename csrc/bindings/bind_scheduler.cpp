@@ -164,15 +164,17 @@ void bind_swap(py::module_& module, EngineClass& engine) {
     using Unlocked = py::call_guard<py::gil_scoped_release>;
     engine
         .def("take_swaps", &take_swaps,
-             "([(sequence id, int32 [n] blocks, slot, drafts whose scores count)] to be copied to the host before "
-             "anything else takes blocks or is launched, [ids] whose copies nobody needs any more).")
+             "([(sequence id, int32 [n] blocks, slot, drafts whose scores count)] to be copied to the host "
+             "before anything else takes blocks or is launched, [ids] whose copies nobody needs any more).")
         .def(
             "admit_swapped", [](EngineCore& core) { return to_list(core.admit_swapped()); },
             "As admit_computed, for sequences that were swapped out.")
         .def(
-            "keep_swaps", [](EngineCore& core, const std::vector<int64_t>& ids) { return core.keep_swaps(ids); },
+            "keep_swaps",
+            [](EngineCore& core, const std::vector<int64_t>& ids) { return core.keep_swaps(ids); },
             py::arg("seq_ids"),
-            "Of the swapped sequences only these have whole copies; others are recomputed. [ids] that are left.")
+            "Of the swapped sequences only these have whole copies; others are recomputed. [ids] that are "
+            "left.")
         .def("set_copy_rate", &EngineCore::set_copy_rate, py::arg("bytes_per_second"), Unlocked(),
              "Of copies between the pools and the host.")
         .def("add_prefill_time", &EngineCore::add_prefill_time, py::arg("plan"), py::arg("ms"), Unlocked(),
@@ -230,13 +232,14 @@ void bind_scheduler(py::module_& module, EngineClass& engine) {
              py::arg("first_token") = 0.0, py::arg("num_preemptions") = 0, py::arg("num_cached_tokens") = 0,
              py::arg("num_drafted") = 0, py::arg("finish_reason") = FinishReason::kNone,
              py::arg("error_kind") = ErrorKind::kNone, py::arg("stop_token") = -1,
-             "Queues a sequence that another engine has begun: int32 [n] prompt and outputs, all but the newest "
-             "computed; log-probabilities as (values, ranks, top ids, top values) -> sequence id. With a finish "
-             "reason it has ended there, maybe without an output, and is only to be read and released.")
+             "Queues a sequence that another engine has begun: int32 [n] prompt and outputs, all but the "
+             "newest computed; log-probabilities as (values, ranks, top ids, top values) -> sequence id. "
+             "With a finish reason it has ended there, maybe without an output, and is only to be read and "
+             "released.")
         .def(
             "admit_computed", [](EngineCore& core) { return to_list(core.admit_computed()); },
-             "[(sequence id, int32 [n] blocks, slot)] of such sequences that have been given room: they run from "
-             "the next plan on, and the caller fills blocks and slot in front of it.")
+            "[(sequence id, int32 [n] blocks, slot)] of such sequences that have been given room: they run "
+            "from the next plan on, and the caller fills blocks and slot in front of it.")
         .def("abort", &EngineCore::abort, py::arg("seq_id"), Unlocked(),
              "Ends it now; False when it had ended before.")
         .def("stop", &EngineCore::stop, py::arg("seq_id"), py::arg("num_output_tokens"),
@@ -264,9 +267,8 @@ void bind_scheduler(py::module_& module, EngineClass& engine) {
              py::arg("top_logprobs") = none, py::arg("faults") = none, py::arg("ends") = none,
              py::arg("drafts") = none, py::arg("confidences") = none,
              "Applies the results of the oldest plan in flight: tokens int32 [R], num_emitted int32 [S], "
-             "logprobs float32 [R], "
-             "ranks int32 [R], top_ids int32 [R, K], top_logprobs float32 [R, K], faults uint8 [R], ends "
-             "uint8 [R] (1: the row's token ends its sequence), drafts int32 [S, k], "
+             "logprobs float32 [R], ranks int32 [R], top_ids int32 [R, K], top_logprobs float32 [R, K], "
+             "faults uint8 [R], ends uint8 [R] (1: the row's token ends its sequence), drafts int32 [S, k], "
              "confidences float32 [S, k].")
         .def("discard_in_flight", &EngineCore::discard_in_flight, Unlocked(),
              "Forgets all plans in flight; their sequences are recomputed. Returns the number of plans.")
@@ -275,9 +277,11 @@ void bind_scheduler(py::module_& module, EngineClass& engine) {
         .def("prefix_cache_stats", &EngineCore::prefix_cache_stats, Unlocked())
         .def("start_reporting_prefixes", &EngineCore::start_reporting_prefixes, Unlocked(),
              "From now on take_published_borders() has something to give.")
-        .def("take_published_borders", &take_published_borders,
-             "[(int32 [border] tokens, int32 [n] blocks, snapshot slot, whether its decoder windows are whole)] of "
-             "borders whose state has become known since the last call; their bytes stay until the next plan.")
+        .def(
+            "take_published_borders", &take_published_borders,
+            "[(int32 [border] tokens, int32 [n] blocks, snapshot slot, whether its decoder windows are "
+            "whole)] of borders whose state has become known since the last call; their bytes stay until the "
+            "next plan.")
         .def(
             "take_arrivals", [](EngineCore& core) { return core.take_arrivals(); },
             "Waiting sequences that could be admitted now, each named once.")
@@ -288,18 +292,18 @@ void bind_scheduler(py::module_& module, EngineClass& engine) {
                 return py::make_tuple(known.num_tokens, known.num_known, known.replay_start);
             },
             py::arg("seq_id"),
-            "(tokens to resume from, tokens in known blocks, first position of its decoder windows) of a waiting "
-            "sequence.")
+            "(tokens to resume from, tokens in known blocks, first position of its decoder windows) of a "
+            "waiting sequence.")
         .def("reserve_prefix", &reserve_prefix, py::arg("seq_id"), py::arg("border"),
-             "Holds blocks and a slot for the first `border` tokens of a waiting sequence: (known blocks, int32 "
-             "[n] blocks to fill behind them, slot to fill), None when that cannot be.")
+             "Holds blocks and a slot for the first `border` tokens of a waiting sequence: (known blocks, "
+             "int32 [n] blocks to fill behind them, slot to fill), None when that cannot be.")
         .def("publish_prefix", &EngineCore::publish_prefix, Unlocked(),
              "What is reserved is known from now on, and is filled in front of the next step. A number for "
              "settle_prefix(); 0 when the sequence is gone.")
         .def("settle_prefix", &EngineCore::settle_prefix, py::arg("publication"), py::arg("is_sound"),
              Unlocked(),
-             "A published prefix is filled; or it is not sound, and sequences that have read it start again. Call "
-             "before the commit of the step that reads it.")
+             "A published prefix is filled; or it is not sound, and sequences that have read it start again. "
+             "Call before the commit of the step that reads it.")
         .def("cancel_prefix", &EngineCore::cancel_prefix, Unlocked(),
              "Gives back what is reserved, if anything is.")
         .def("check_integrity", &EngineCore::check_integrity, Unlocked(),

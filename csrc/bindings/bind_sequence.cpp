@@ -64,7 +64,8 @@ void bind_sequence(py::module_& module, EngineClass& engine) {
         .def_readonly("finish", &SequenceMetrics::finish)
         .def_readonly("num_preemptions", &SequenceMetrics::num_preemptions)
         .def_readonly("num_cached_tokens", &SequenceMetrics::num_cached_tokens)
-        .def_readonly("num_decode_steps", &SequenceMetrics::num_decode_steps, "decode steps that gave it tokens")
+        .def_readonly("num_decode_steps", &SequenceMetrics::num_decode_steps,
+                      "decode steps that gave it tokens")
         .def_readonly("num_decode_tokens", &SequenceMetrics::num_decode_tokens, "tokens from these")
         .def_readonly("num_drafted", &SequenceMetrics::num_drafted, "drafts proposed")
         .def_readonly("num_verified", &SequenceMetrics::num_verified, "drafts that had a row")

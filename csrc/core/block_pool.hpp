@@ -9,10 +9,10 @@ namespace deepinfer {
 
 /// Reference-counted pool of KV blocks (or state slots). Id 0 is never handed out: padding points at it.
 ///
-/// Free ids wait in two lists. *Plain* ones are a ring: ids are taken from its head and return to its tail, so
-/// a returned id rests as long as possible before somebody writes to it again. *Cached* ones are free to take
-/// as well, but somebody still knows what they hold (`keep`); they are ordered by last use, and whoever takes
-/// one tells its knower first (`oldest_cached`, `forget`).
+/// Free ids wait in two lists. *Plain* ones are a ring: ids are taken from its head and return to its tail,
+/// so a returned id rests as long as possible before somebody writes to it again. *Cached* ones are free to
+/// take as well, but somebody still knows what they hold (`keep`); they are ordered by last use, and whoever
+/// takes one tells its knower first (`oldest_cached`, `forget`).
 class BlockPool {
 public:
     /// A pool of ids 1 .. num_blocks - 1.

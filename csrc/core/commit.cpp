@@ -15,8 +15,8 @@ void require_size(const char* name, size_t size, int64_t expected, const char* m
     }
 }
 
-/// Alternatives that the outcome has to report, -1 none: sequences that ended since the plan was made, or whose
-/// results do not count, no longer ask.
+/// Alternatives that the outcome has to report, -1 none: sequences that ended since the plan was made, or
+/// whose results do not count, no longer ask.
 int32_t wanted_logprobs(const StepPlan& plan) {
     int32_t wanted = -1;
     for (const PlanSequence& entry : plan.sequences) {

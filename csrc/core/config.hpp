@@ -46,7 +46,7 @@ struct CoreConfig {
     int32_t max_ngram = 0;                ///< columns of ngram_ids
     int32_t image_token_begin = -1;       ///< ids [begin, end) are image tokens and block n-gram windows
     int32_t image_token_end = -1;
-    int32_t replay_keep_tokens = 0;  ///< bounded replay: prompt tokens that decoder windows begin with; 0: all
+    int32_t replay_keep_tokens = 0;       ///< newest prompt tokens that bounded replay keeps; 0: off
 
     /// Throws `std::invalid_argument` naming the first value that cannot work.
     void validate() const;

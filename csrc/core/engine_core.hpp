@@ -126,8 +126,8 @@ public:
     /// how that has ended before that step is committed. Returns a number for `settle_prefix`; 0 when the
     /// sequence is gone, and the reservation with it.
     int64_t publish_prefix();
-    /// A published prefix is filled; or it is not sound: then it is forgotten, and sequences that have read it
-    /// start again. Unknown numbers are ignored: `discard_in_flight` settles all as unsound.
+    /// A published prefix is filled; or it is not sound: then it is forgotten, and sequences that have read
+    /// it start again. Unknown numbers are ignored: `discard_in_flight` settles all as unsound.
     void settle_prefix(int64_t publication, bool is_sound);
     void cancel_prefix();
     void check_integrity();

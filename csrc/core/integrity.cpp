@@ -69,7 +69,8 @@ void check_queues(const CoreState& state) {
         DI_CHECK(sequence.num_in_flight > 0 || !sequence.is_released, "sequence ", id,
                  " is released but kept");
         DI_CHECK(!sequence.is_evicting || waits, "sequence ", id, " is evicted but does not wait");
-        DI_CHECK(!sequence.is_void || sequence.num_in_flight > 0, "sequence ", id, " is void but not in flight");
+        DI_CHECK(!sequence.is_void || sequence.num_in_flight > 0, "sequence ", id,
+                 " is void but not in flight");
     }
 }
 

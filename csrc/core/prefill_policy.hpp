@@ -38,8 +38,8 @@ struct PrefillChoice {
 /// With a prefix cache an admission starts behind what is known of its tokens, a chunk ends where the state
 /// is to be kept, and a sequence whose tokens are those of one that is being prefilled waits for it and is
 /// forked. One that only begins like it waits until the other's state at a common border is kept, and resumes
-/// there; the chunk of a sequence that is admitted in the same step is cut at the last of these borders. Nobody
-/// waits longer than it takes the other to get there, and that one is not waiting.
+/// there; the chunk of a sequence that is admitted in the same step is cut at the last of these borders.
+/// Nobody waits longer than it takes the other to get there, and that one is not waiting.
 PrefillChoice choose_prefill(const CoreState& state);
 
 /// Waiting sequences whose bytes somebody outside holds and for which there is room, by the same rules: those

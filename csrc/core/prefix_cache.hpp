@@ -8,8 +8,8 @@
 ///                                      \ [128..255, other tokens | block 12]
 ///
 /// A node is found by a chained hash and proved by its own tokens, content keys and parent, so two prefixes
-/// are never taken for one. Blocks and snapshots that nobody holds stay in their pools' cached lists; what is taken
-/// from there, the least recently used first, is forgotten here with everything behind it.
+/// are never taken for one. Blocks and snapshots that nobody holds stay in their pools' cached lists; what is
+/// taken from there, the least recently used first, is forgotten here with everything behind it.
 #pragma once
 
 #include <cstdint>

@@ -1,9 +1,9 @@
 /// What a token of each running sequence is worth to the time until all of them are done.
 ///
-/// Tokens per time is the wrong aim at the end of a batch. A plain step of n sequences takes about a + b n: once
-/// nothing waits, every token saves the b of its own row, but the a of a step is saved only by those who would
-/// be running last. Drafts of easy sequences then buy little, and the steps that they prolong hold up the hard
-/// ones, which end alone, at the price of a whole step for each token.
+/// Tokens per time is the wrong aim at the end of a batch. A plain step of n sequences takes about a + b n:
+/// once nothing waits, every token saves the b of its own row, but the a of a step is saved only by those who
+/// would be running last. Drafts of easy sequences then buy little, and the steps that they prolong hold up
+/// the hard ones, which end alone, at the price of a whole step for each token.
 ///
 /// With t the steps that a sequence still needs (tokens left, by the tokens per step that its drafts have
 /// brought so far), those with t >= 0.8 max t share the a; weights are scaled to a mean of 1, so that a plain

@@ -1,8 +1,8 @@
 /// ScheduledDraftBudget: verifies the drafts that are worth their time.
 ///
 /// With a_rj the probability that drafts 1 .. j of sequence r all stand, w_r what a token of it is worth
-/// (progress_weights.hpp; 1 while others wait, 1 in the mean), T the time of a step and B its query tokens, it
-/// maximises the worth per time
+/// (progress_weights.hpp; 1 while others wait, 1 in the mean), T the time of a step and B its query tokens,
+/// it maximises the worth per time
 ///
 ///     (R + sum of the chosen w_r a_rj) / T(R, B),   B = R + number of the chosen
 ///
@@ -13,8 +13,8 @@
 ///
 /// Which estimates decide:
 ///   * fresh confidences for coupled verification, whose output no choice can change;
-///   * for ratio verification those of the block before, as far as they read no token that may be drawn again:
-///     the choice must not depend on the drafts it is about (else their law is no longer exact);
+///   * for ratio verification those of the block before, as far as they read no token that may be drawn
+///     again: the choice must not depend on the drafts it is about (else their law is no longer exact);
 ///   * the block before for every sequence in flight, whose drafts do not exist yet;
 ///   * where nothing is known, of a new sequence or of a position, the share of the drafts there that stood
 ///     so far; certain in the beginning, so that there are outcomes.
@@ -25,11 +25,11 @@
 /// Where plain decoding is faster no drafts are proposed at all. That is judged by what happens, for each
 /// binary order of the number of sequences by itself: a step that proposes or verifies drafts loses the time
 /// that it took beyond what plain steps would have taken for its tokens, and when the losses behind the gains
-/// reach `kMaxLoss` plain steps, drafting pauses, each time for longer unless it has paid in between. While it
-/// pauses, the newest estimates keep being weighed, and a probe proposes drafts now and then, so a change of
-/// what is drafted is noticed. Drafts that are still at hand then are verified where that pays in a step that
-/// proposes none. While drafts pay, a few plain steps now and then show what these really take, and what steps
-/// with drafts really bring, in tokens per time, discounts what the model of them promises.
+/// reach `kMaxLoss` plain steps, drafting pauses, each time for longer unless it has paid in between. While
+/// it pauses, the newest estimates keep being weighed, and a probe proposes drafts now and then, so a change
+/// of what is drafted is noticed. Drafts that are still at hand then are verified where that pays in a step
+/// that proposes none. While drafts pay, a few plain steps now and then show what these really take, and what
+/// steps with drafts really bring, in tokens per time, discounts what the model of them promises.
 #pragma once
 
 #include <array>

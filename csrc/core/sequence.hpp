@@ -195,8 +195,8 @@ struct Sequence {
     /// Whether prompt log-probabilities are missing.
     bool still_scores() const { return params.num_prompt_logprobs >= 0 && num_scored < num_prompt - 1; }
     /// First position that decoder windows see when bounded replay keeps the newest `keep_tokens` of a prompt
-    /// (0: off). It follows from the prompt alone, so recomputing after a preemption repeats the first prefill.
-    /// Prompts whose log-probabilities are wanted are never cut.
+    /// (0: off). It follows from the prompt alone, so recomputing after a preemption repeats the first
+    /// prefill. Prompts whose log-probabilities are wanted are never cut.
     int32_t replay_start(int32_t keep_tokens) const {
         const bool is_cut = keep_tokens > 0 && params.num_prompt_logprobs < 0 && num_prompt > keep_tokens;
         return is_cut ? num_prompt - keep_tokens : 0;

@@ -13,8 +13,9 @@
 /// Correction: (measured - curve) / tokens of each step, the median per number of tokens, the median of
 /// those: a time per token, which holds what the curve lacks of context length and sampling. What remains is
 /// a constant per number of sequences. Neither is ever negative. Plain steps, of one token per sequence and
-/// without proposing drafts, have a correction of their own, the median of measured - curve: on a machine that
-/// is slower than when the curve was taken, what drafting adds would else be counted as what every step takes.
+/// without proposing drafts, have a correction of their own, the median of measured - curve: on a machine
+/// that is slower than when the curve was taken, what drafting adds would else be counted as what every step
+/// takes.
 #pragma once
 
 #include <array>
@@ -104,7 +105,6 @@ public:
     /// A step has taken `ms`. Nothing happens while no curve is known.
     void add(int32_t num_seqs, int32_t num_tokens, double ms, bool is_drafted);
 
-    double per_token_ms() const { return per_token_ms_; }
     double constant_ms(int32_t num_seqs) const;
 
 private:
