@@ -166,10 +166,6 @@ class OutputAssembler:
         """Whether a result of this request is due."""
         return request_id in self._states
 
-    def is_running(self, request_id: str) -> bool:
-        """Whether a result of this request is due."""
-        return request_id in self._states
-
     def is_known(self, seq_id: int) -> bool:
         """Whether a result of this sequence is due."""
         return seq_id in self._owners

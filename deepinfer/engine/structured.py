@@ -250,7 +250,7 @@ class StructuredRequests:
                 if failure and sample.error is not None and sample.error.kind == ErrorKind.GRAMMAR:
                     sample.error = RequestError(sample.error.kind, failure)
         for name, index in list(self._failures):  # a request ends with its last completion
-            if not self._assembler.is_running(name):
+            if not self._assembler.has_request(name):
                 del self._failures[name, index]
 
     def reset(self) -> None:

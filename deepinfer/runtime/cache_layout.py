@@ -93,7 +93,8 @@ class CacheLayout:
         block_size: tokens per paged block.
         block_bytes: stride of the paged pool.
         slot_bytes: stride of the state pool.
-        stored_slot_bytes: the leading part of a slot that a prefix cache keeps.
+        stored_slot_bytes: the leading part of a slot, the encoder's window rings: all that a store keeps
+            where bounded replay computes the decoder's anew.
         windows, paged, compression: sections in the order they lie in.
     """
 
