@@ -146,7 +146,7 @@ class Intake:
         )
 
     def _grammar(self, params: SamplingParams) -> GrammarSpec | None:
-        """What the output has to follow; a schema in the form that is compiled."""
+        """What the output has to follow."""
         spec = params.grammar
         if spec is None:
             return None

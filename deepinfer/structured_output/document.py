@@ -158,8 +158,7 @@ class Document:
     # --- keywords of one schema, without combinations ---------------------------------------------------
 
     def _plain(self, schema: dict, path: str) -> Iterable[Shape]:
-        kinds = schema.get("type", keywords.TYPES)
-        kinds = {kinds} if isinstance(kinds, str) else set(kinds)
+        kinds = _kinds(schema)
         shapes: list[Shape] = []
         if "null" in kinds:
             shapes.append(NULL)

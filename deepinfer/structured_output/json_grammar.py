@@ -127,9 +127,7 @@ class _Grammar:
     def _array(self, shape: Array) -> str:
         if shape.unique and (shape.high is None or shape.high > 1):
             return self._unique_items(shape)
-        name, count = "", len(shape.prefix)
-        if shape.high is not None:
-            count = min(count, shape.high)
+        count = len(shape.prefix) if shape.high is None else min(len(shape.prefix), shape.high)
         name = self._rest(shape, count)
         for place in reversed(range(count)):
             options = ['""'] if place >= shape.low else []
@@ -167,11 +165,10 @@ class _Grammar:
             for place, value in enumerate(values if count < high else ()):
                 if not used >> place & 1:
                     after = used | 1 << place
-                    known = after in names
-                    name = names.setdefault(after, names.get(after) or self._writer.fresh("u"))
-                    if not known:
+                    if after not in names:
+                        names[after] = self._writer.fresh("u")
                         rule(after)
-                    options.append(f"{f'{COMMA} ' if used else ''}{self._constant(value)} {name}")
+                    options.append(f"{f'{COMMA} ' if used else ''}{self._constant(value)} {names[after]}")
             return self._writer.rule(names[used], *options)
 
         return rule(0)

@@ -102,7 +102,7 @@ def _check_one(schema: Any, path: str) -> None:
             near = difflib.get_close_matches(keyword, [*_VALUES, *REFUSED, *ANNOTATIONS], n=1)
             hint = f": did you mean {near[0]!r}?" if near else ""
             raise SchemaError(here, f"{keyword!r} is not a keyword that can be enforced{hint}")
-    if len(schema) and "$id" in schema and "#" in str(schema["$id"]):
+    if "$id" in schema and "#" in str(schema["$id"]):
         raise SchemaError(f"{path}/$id", "an $id has no fragment")
 
 

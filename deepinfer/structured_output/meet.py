@@ -119,12 +119,10 @@ class Meeting:
     @staticmethod
     def matching(shape: Object, name: str) -> Sub:
         """What patternProperties say about a key."""
-        subs = (
-            sub for _, pattern, sub in shape.patterns if automaton.of_regex(within(pattern)).accepts(name)
-        )
         found: Sub = ANY
-        for sub in subs:
-            found = joined(found, sub)
+        for _, pattern, sub in shape.patterns:
+            if automaton.of_regex(within(pattern)).accepts(name):
+                found = joined(found, sub)
         return found
 
     @staticmethod
@@ -202,14 +200,19 @@ def as_written(shape: Shape) -> Shape:
     return shape
 
 
+def _expressions(shape: String) -> list[tuple[str, Regex]]:
+    """All that a string follows beside its length, with paths."""
+    nodes = [(path, within(pattern)) for path, pattern in shape.patterns]
+    return nodes + [(path, whole(FORMATS[name])) for path, name in shape.formats]
+
+
 def single_expression(shape: String) -> Regex | None:
     """The one expression that a string follows; None when there are several conditions, or none.
 
     Raises:
         SchemaError: it is too large.
     """
-    nodes = [(path, within(pattern)) for path, pattern in shape.patterns]
-    nodes += [(path, whole(FORMATS[name])) for path, name in shape.formats]
+    nodes = _expressions(shape)
     if len(nodes) != 1 or shape.low or shape.high is not None:
         return None
     path, node = nodes[0]
@@ -229,10 +232,8 @@ def string_automaton(shape: String) -> Automaton:
     path = (*shape.patterns, *shape.formats, (shape.path, ""))[0][0]
     try:
         result = automaton.ANY_TEXT
-        for _, pattern in shape.patterns:
-            result &= automaton.of_regex(within(pattern))
-        for _, name in shape.formats:
-            result &= automaton.of_regex(whole(FORMATS[name]))
+        for _, node in _expressions(shape):
+            result &= automaton.of_regex(node)
         if shape.low or shape.high is not None:
             result &= automaton.of_length(shape.low, shape.high)
     except SchemaError:
@@ -246,9 +247,7 @@ def fits_string(shape: String, value: str) -> bool:
     """Whether a string has a shape."""
     if not _within(shape, len(value)):
         return False
-    nodes = [(path, within(pattern)) for path, pattern in shape.patterns]
-    nodes += [(path, whole(FORMATS[name])) for path, name in shape.formats]
-    for path, node in nodes:
+    for path, node in _expressions(shape):
         try:
             if not automaton.of_regex(node).accepts(value):
                 return False

@@ -67,6 +67,7 @@ class Build:
     seconds: float = 0.0
     num_attempts: int = 0
     is_given_up: bool = False
+    is_killed: bool = False
 
 
 class BuilderProcess:
@@ -282,7 +283,8 @@ class BuilderProcess:
                 "(DEEPINFER_XGRAMMAR_TIMEOUT): make it smaller",
                 "memory": f"it needs more than {limits.memory_bytes >> 20} MiB to compile: make it smaller",
                 "size": f"compiled it takes more than {limits.result_bytes >> 20} MiB: make it smaller",
-                "crash": f"the compiler crashed on it ({_signal_name(header.get('code', 0))})",
+                "crash": f"the compiler crashed on it ({_signal_name(header.get('code', 0))}): "
+                "make it smaller",
                 "killed": "nobody waits for it any more",
                 "refused": header.get("message"),
             }.get(status)
@@ -294,7 +296,8 @@ class BuilderProcess:
         now = time.monotonic()
         late = now - self._limits.timeout_s - GRACE_SECONDS
         for build in self._running.values():
-            if build.is_given_up:
+            if build.is_given_up and not build.is_killed:
+                build.is_killed = True
                 self._send({"op": "kill", "id": build.id})
         if self._process is not None and not self._is_ready and now > self._deadline:
             self._end_process()

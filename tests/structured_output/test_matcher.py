@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from deepinfer.structured_output.matcher import MAX_TAKEN_BACK, Phase, allows, failure_table
+from deepinfer.structured_output.matcher import MAX_TAKEN_BACK, Phase, SequenceMatcher, allows, failure_table
 from tests.support.so_vocabulary import EOS, PAD_SIZE, TOKENS, matcher, tokens_of
 
 # An expression, and a text that it matches; the texts that may still come are found by trying.
@@ -96,6 +96,13 @@ def test_the_reference_reads_triggers():
     assert Reference((3,), 3).read([3]) == ("grammar", None, 1)
 
 
+def take_back(state: SequenceMatcher, output: list[int], rng: random.Random) -> None:
+    """The newest of the accepted tokens."""
+    count = rng.randint(1, min(len(output), 8))
+    state.rollback(count)
+    del output[len(output) - count :]
+
+
 TRIGGERS = [(3,), (3, 3), (3, 4), (3, 3, 4), (3, 4, 3, 4, 5), (3, 4, 3, 3, 4), (2, 3), (3, 4, 3, 4, 3)]
 
 
@@ -132,9 +139,7 @@ def test_triggers_and_bounds(trigger: tuple[int, ...], bound: int | None):
             assert state.accept(token)
             output.append(token)
             if rng.random() < 0.3:
-                count = rng.randint(1, min(len(output), 6))
-                state.rollback(count)
-                del output[len(output) - count :]
+                take_back(state, output, rng)
         state.reset()
         assert state.phase is (Phase.FREE if trigger else Phase.GRAMMAR)
     assert phases == {"free", "grammar", "complete"} | ({"forcing"} if bound in (3, 4, 0, 7) else set()) or (
@@ -155,9 +160,7 @@ def test_what_was_taken_back_comes_again():
         assert state.accept(token)
         output.append(token)
         if rng.random() < 0.4:
-            count = rng.randint(1, min(len(output), 8))
-            state.rollback(count)
-            del output[len(output) - count :]
+            take_back(state, output, rng)
             assert (state.fill() == masks[len(output)]).all()
     state.accept(EOS)
     state.rollback(1)

@@ -32,6 +32,12 @@ def expected(logits: torch.Tensor, words: torch.Tensor, rows: torch.Tensor) -> t
     return result
 
 
+def check(logits: torch.Tensor, words: torch.Tensor, rows: torch.Tensor) -> None:
+    wanted = expected(logits, words, rows)
+    apply_token_bitmask(logits, words, rows)
+    assert_same_bits(logits, wanted)
+
+
 @pytest.mark.parametrize("vocab", [1, 7, 31, 32, 33, 63, 64, 65, 257, 4096])
 def test_bits(vocab: int) -> None:
     some = random.Random(vocab).sample(range(9), 5)
@@ -43,10 +49,7 @@ def test_bits(vocab: int) -> None:
         (9, some),
     ):
         for seed in range(3):
-            logits, words, index = make(num_rows, vocab, rows, seed)
-            wanted = expected(logits, words, index)
-            apply_token_bitmask(logits, words, index)
-            assert_same_bits(logits, wanted)
+            check(*make(num_rows, vocab, rows, seed))
 
 
 def test_all_and_nothing() -> None:
@@ -60,10 +63,7 @@ def test_all_and_nothing() -> None:
 
 def test_more_rows_than_are_spread_at_once() -> None:
     count = reference.ROWS_AT_ONCE * 2 + 3
-    logits, words, rows = make(count + 4, 45, list(range(count + 3, 3, -1)))
-    wanted = expected(logits, words, rows)
-    apply_token_bitmask(logits, words, rows)
-    assert_same_bits(logits, wanted)
+    check(*make(count + 4, 45, list(range(count + 3, 3, -1))))
 
 
 def test_rows_of_a_wider_table() -> None:
