@@ -15,7 +15,7 @@ from deepinfer.structured_output.formats import FORMATS
 from deepinfer.structured_output.json_grammar import json_grammar
 from deepinfer.structured_output.regex import whole
 from deepinfer.structured_output.source import GrammarSource
-from tests.support import instances
+from tests.support import texts
 from tests.support.grammars import Compiled
 
 # name: (valid, invalid)
@@ -55,9 +55,9 @@ def test_nothing_else_is_accepted(name: str):
     judge = Draft202012Validator({"format": name}, format_checker=Draft202012Validator.FORMAT_CHECKER)
     accepted = 0
     for _ in range(300):
-        made = instances.FORMATS[name](rng)
+        made = texts.FORMATS[name](rng)
         assert own.accepts(made), made
-        sampled = instances.sample(FORMATS[name], rng)
+        sampled = texts.sample(FORMATS[name], rng)
         assert own.accepts(sampled) and judge.is_valid(sampled), sampled
         place = rng.randint(0, len(made))
         changed = made[:place] + rng.choice("0159aZz-:.T+@/٣é \n") + made[place + rng.randrange(2) :]

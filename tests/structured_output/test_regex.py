@@ -16,7 +16,7 @@ from deepinfer.structured_output.regex import whole, within
 from deepinfer.structured_output.request import GrammarSpec
 from deepinfer.structured_output.source import prepare
 from tests.support.grammars import Compiled
-from tests.support.instances import sample
+from tests.support.texts import sample
 
 EXPRESSIONS = [
     "[A-Z]{2}-[0-9]{3}", "a", "", "a?", "a*", "a+b*", "(ab)+", "(a|b)*abb", "a|bc|def", "(a|b|)c", "a{3}", "a{2,}", "a{0}",

@@ -10,7 +10,8 @@ import pytest
 from deepinfer.structured_output.request import GrammarSpec
 from deepinfer.structured_output.source import prepare
 from tests.support.grammars import Compiled
-from tests.support.instances import Judge, NoValue, mutated, text_of, valid_instance
+from tests.support.instances import NoValue, mutated, valid_instance
+from tests.support.judge import Judge, text_of
 from tests.support.schemas import all_schemas, hand_written
 
 SCHEMAS = dict(all_schemas())

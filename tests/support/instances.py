@@ -1,6 +1,6 @@
-"""Values for JSON schemas: valid ones by construction, others by mutation, both judged by `jsonschema`.
+"""Values for JSON schemas: valid ones by construction, others by mutation.
 
-Independent of the code under test: patterns are sampled with the parser of `re`, formats by hand.
+Independent of the code under test.
 """
 
 from __future__ import annotations
@@ -8,183 +8,12 @@ from __future__ import annotations
 import copy
 import json
 import random
-import re
 from typing import Any
 
-from jsonschema import Draft202012Validator
+from tests.support.judge import Judge, Schema, below, expanded, items_at
+from tests.support.texts import ALPHABET, FORMATS, sample
 
-Schema = Any
-_PARSER = re._parser  # type: ignore[attr-defined]
-
-
-class Judge:
-    """Says whether a value is valid, and whether it is generated: what a schema declares is all there is."""
-
-    def __init__(self, schema: Schema) -> None:
-        self.schema = schema
-        self._plain = Draft202012Validator(schema, format_checker=Draft202012Validator.FORMAT_CHECKER)
-        strict = _strict(schema, _merged_refs(schema))
-        self._strict = Draft202012Validator(strict, format_checker=Draft202012Validator.FORMAT_CHECKER)
-
-    def valid(self, value: Any) -> bool:
-        """Whether the schema itself allows the value."""
-        return self._plain.is_valid(value)
-
-    def generated(self, value: Any) -> bool:
-        """Whether the value is one that has to be accepted."""
-        return self._strict.is_valid(value) and self.valid(value)
-
-    def part(self, schema: Schema, value: Any) -> bool:
-        """Whether a value is valid for a part of the document."""
-        return self._plain.evolve(schema=schema).is_valid(value)
-
-
-def text_of(judge: Judge, value: Any, compact: bool = False) -> str:
-    """The value in the documented style: keys in the order of the schema, characters unescaped."""
-    separators = (",", ":") if compact else (", ", ": ")
-    return json.dumps(_ordered(judge, value, [judge.schema]), ensure_ascii=False, separators=separators)
-
-
-# --- schemas as they are generated ---------------------------------------------------------------------
-
-
-def _merged_refs(schema: Schema) -> set[str]:
-    """References that stand beside or inside other schemas, whose targets stay open."""
-    found: set[str] = set()
-    if isinstance(schema, dict):
-        asserting = set(schema) - {"$ref", "$defs", "description", "title", "default", "$id", "$schema"}
-        if "$ref" in schema and asserting:
-            found.add(schema["$ref"])
-        for part in schema.get("allOf", ()):
-            if isinstance(part, dict) and "$ref" in part:
-                found.add(part["$ref"])
-        for child in schema.values():
-            found |= _merged_refs(child)
-    elif isinstance(schema, list):
-        for child in schema:
-            found |= _merged_refs(child)
-    return found
-
-
-def _strict(schema: Schema, open_refs: set[str], path: str = "#", close: bool = True) -> Schema:
-    if not isinstance(schema, dict):
-        return schema
-    result = {}
-    combined = "allOf" in schema or "properties" in schema
-    for key, value in schema.items():
-        here = f"{path}/{key}"
-        if key in ("properties", "patternProperties", "$defs", "definitions"):
-            children = {
-                name: _strict(child, open_refs, f"{here}/{name}", f"{here}/{name}" not in open_refs)
-                for name, child in value.items()
-            }
-            if key == "patternProperties":
-                children = {_whole_line(name): child for name, child in children.items()}
-            result[key] = children
-        elif key in ("anyOf", "oneOf"):
-            result[key] = [_strict(c, open_refs, here, close and not combined) for c in value]
-        elif key == "allOf":
-            result[key] = [_strict(c, open_refs, here, False) for c in value]
-        elif key == "prefixItems":
-            result[key] = [_strict(c, open_refs, here) for c in value]
-        elif key in ("items", "additionalProperties", "propertyNames"):
-            result[key] = _strict(value, open_refs, here)
-        elif key == "pattern":
-            result[key] = _whole_line(value)
-        else:
-            result[key] = value
-    if "maxLength" in schema and not {"pattern", "format"} & set(schema):
-        result["pattern"] = r'^[^"\\\x00-\x1f]*\Z'  # nothing is escaped where the length is bounded
-    if close and "additionalProperties" not in schema and _declares(schema):
-        result["unevaluatedProperties"] = False
-    if "prefixItems" in schema and "items" not in schema:
-        result["items"] = False
-    return result
-
-
-def _declares(schema: Schema) -> bool:
-    if not isinstance(schema, dict):
-        return False
-    parts = schema.get("allOf", ())
-    return "properties" in schema or "patternProperties" in schema or any(_declares(part) for part in parts)
-
-
-def _whole_line(pattern: str) -> str:
-    """Python's $ also matches in front of a last line end; the standard's does not."""
-    return re.sub(r"(?<!\\)\$", r"\\Z", pattern)
-
-
-# --- expanding a schema ----------------------------------------------------------------------------------
-
-
-def _resolve(root: Schema, reference: str) -> Schema:
-    node = root
-    for part in reference.split("/")[1:]:
-        node = node[part.replace("~1", "/").replace("~0", "~")]
-    return node
-
-
-def _expanded(judge: Judge, schemas: list[Schema], choose: Any) -> list[dict]:
-    """Plain schemas that all apply; `choose` picks a branch of anyOf and oneOf."""
-    result = []
-    for schema in schemas:
-        if not isinstance(schema, dict):
-            continue
-        result.append(schema)
-        if "$ref" in schema:
-            result += _expanded(judge, [_resolve(judge.schema, schema["$ref"])], choose)
-        result += _expanded(judge, schema.get("allOf", []), choose)
-        for key in ("anyOf", "oneOf"):
-            if key in schema:
-                result += _expanded(judge, [choose(schema[key])], choose)
-    return result
-
-
-def _below(schemas: list[dict], name: str) -> list[Schema]:
-    """What applies to a property."""
-    found = []
-    for schema in schemas:
-        own = [schema["properties"][name]] if name in schema.get("properties", {}) else []
-        own += [sub for key, sub in schema.get("patternProperties", {}).items() if re.search(key, name)]
-        if not own and "additionalProperties" in schema:
-            own = [schema["additionalProperties"]]
-        found += own
-    return found
-
-
-def _items(schemas: list[dict], place: int) -> list[Schema]:
-    found = []
-    for schema in schemas:
-        prefix = schema.get("prefixItems", [])
-        if place < len(prefix):
-            found.append(prefix[place])
-        elif "items" in schema:
-            found.append(schema["items"])
-    return found
-
-
-def _ordered(judge: Judge, value: Any, schemas: list[Schema]) -> Any:
-    if not isinstance(value, (dict, list)):
-        return value
-    plain = _expanded(
-        judge, schemas, lambda branches: next((b for b in branches if judge.part(b, value)), branches[0])
-    )
-    if any(key in schema for schema in plain for key in ("const", "enum")):
-        options = [
-            o for s in plain for o in (s.get("enum") or [s["const"]] if "const" in s else s.get("enum", []))
-        ]
-        return next((option for option in options if json.dumps(option) == json.dumps(value)), value)
-    if isinstance(value, list):
-        return [_ordered(judge, item, _items(plain, place)) for place, item in enumerate(value)]
-    names = [name for schema in plain for name in schema.get("properties", {})]
-    names += [name for schema in plain for name in schema.get("required", ())]
-    names += [n for s in plain for n in (s.get("propertyNames") or {}).get("enum", ())]
-    known = [name for name in dict.fromkeys(names) if name in value]
-    known += [name for name in value if name not in known]
-    return {name: _ordered(judge, value[name], _below(plain, name)) for name in known}
-
-
-# --- valid values ----------------------------------------------------------------------------------------
+PLAIN = "".join(c for c in ALPHABET if c >= " " and c not in '"\\')
 
 
 class NoValue(Exception):
@@ -210,7 +39,7 @@ def valid_instance(judge: Judge, rng: random.Random) -> Any:
 def _make(judge: Judge, schemas: list[Schema], rng: random.Random, depth: int) -> Any:
     if False in schemas or depth > 12:
         raise NoValue
-    plain = _expanded(judge, schemas, lambda branches: _branch(branches, rng, depth))
+    plain = expanded(judge, schemas, lambda branches: _branch(branches, rng, depth))
     fixed = [s["enum"] for s in plain if "enum" in s] + [[s["const"]] for s in plain if "const" in s]
     if fixed:
         return copy.deepcopy(rng.choice(fixed[0]))
@@ -269,11 +98,6 @@ def _make_number(plain: list[dict], rng: random.Random, whole: bool) -> float:
     )
 
 
-ALPHABET = 'abcXYZ019 _-/"\\\n\t\u0001éßñ日本語😀👍\u00a0\u007f'
-
-PLAIN = "".join(c for c in ALPHABET if c >= " " and c not in '"\\')
-
-
 def _make_string(plain: list[dict], rng: random.Random) -> str:
     low, high = _limits(plain, "minLength", "maxLength", 8)
     formats = [s["format"] for s in plain if s.get("format") in FORMATS]
@@ -300,7 +124,9 @@ def _make_array(judge: Judge, plain: list[dict], rng: random.Random, depth: int)
     prefix = max((len(s.get("prefixItems", [])) for s in plain), default=0)
     if any("prefixItems" in s and s.get("items", False) is False for s in plain):
         high = min(high, prefix)
-    value = [_make(judge, _items(plain, i), rng, depth + 1) for i in range(rng.randint(min(low, high), high))]
+    value = [
+        _make(judge, items_at(plain, i), rng, depth + 1) for i in range(rng.randint(min(low, high), high))
+    ]
     if any(s.get("uniqueItems") for s in plain):
         value = list({json.dumps(item): item for item in value}.values())
     return value
@@ -330,107 +156,11 @@ def _make_object(judge: Judge, plain: list[dict], rng: random.Random, depth: int
     value = {}
     for name in chosen:
         try:
-            value[name] = _make(judge, _below(plain, name), rng, depth + 1)
+            value[name] = _make(judge, below(plain, name), rng, depth + 1)
         except NoValue:
             if name in required:
                 raise
     return value
-
-
-def sample(pattern: str, rng: random.Random) -> str:
-    """A text in which a pattern occurs."""
-    return _sample(_PARSER.parse(pattern), rng)
-
-
-def _sample(tree: Any, rng: random.Random) -> str:
-    result = ""
-    for op, arg in tree:
-        match str(op):
-            case "LITERAL":
-                result += chr(arg)
-            case "NOT_LITERAL":
-                result += rng.choice([c for c in ALPHABET if ord(c) != arg and c != "\n"])
-            case "ANY":
-                result += rng.choice([c for c in ALPHABET if c not in "\n\u2028"])
-            case "IN":
-                result += rng.choice(_class(arg))
-            case "BRANCH":
-                result += _sample(rng.choice(arg[1]), rng)
-            case "SUBPATTERN":
-                result += _sample(arg[3], rng)
-            case "MAX_REPEAT" | "MIN_REPEAT":
-                low, high, body = arg
-                count = rng.randint(low, min(int(high), low + 3))
-                result += "".join(_sample(body, rng) for _ in range(count))
-            case "AT":
-                pass
-            case _:
-                raise AssertionError(op)
-    return result
-
-
-_CATEGORIES = {
-    "CATEGORY_DIGIT": "0123456789",
-    "CATEGORY_WORD": "abzAZ09_",
-    "CATEGORY_SPACE": " \t\n",
-    "CATEGORY_NOT_SPACE": "aZ0-é日",
-    "CATEGORY_NOT_DIGIT": "a-é ",
-    "CATEGORY_NOT_WORD": " -+",
-}
-
-
-def _class(items: list) -> list[str]:
-    negated = bool(items) and str(items[0][0]) == "NEGATE"
-    chosen: set[str] = set()
-    for op, arg in items:
-        match str(op):
-            case "LITERAL":
-                chosen.add(chr(arg))
-            case "RANGE":
-                chosen |= {chr(code) for code in range(arg[0], min(arg[1], arg[0] + 200) + 1)}
-            case "CATEGORY":
-                chosen |= set(_CATEGORIES[str(arg)])
-    return (
-        sorted(set(ALPHABET) - chosen - set("\n\t \u00a0\u2028" if negated else ""))
-        if negated
-        else sorted(chosen)
-    )
-
-
-def _pad(rng: random.Random, high: int, width: int = 2, low: int = 0) -> str:
-    return f"{rng.randint(low, high):0{width}d}"
-
-
-def _time(rng: random.Random) -> str:
-    zone = rng.choice(["Z", f"+{_pad(rng, 23)}:{_pad(rng, 59)}", f"-{_pad(rng, 23)}:{_pad(rng, 59)}"])
-    fraction = rng.choice(["", f".{rng.randint(0, 999999)}"])
-    return f"{_pad(rng, 23)}:{_pad(rng, 59)}:{_pad(rng, 59)}{fraction}{zone}"
-
-
-def _date(rng: random.Random) -> str:
-    year = f"{rng.randint(1, 9999):04d}"
-    day = f"{year}-{_pad(rng, 12, low=1)}-{_pad(rng, 28, low=1)}"
-    return rng.choice(["2024-02-29", "2000-02-29", day, f"{year}-07-31"])
-
-
-def _hex(rng: random.Random, count: int) -> str:
-    return "".join(rng.choice("0123456789abcdefABCDEF") for _ in range(count))
-
-
-FORMATS = {
-    "date": _date,
-    "time": _time,
-    "date-time": lambda rng: f"{_date(rng)}T{_time(rng)}",
-    "duration": lambda rng: rng.choice(["P1D", "PT5M", "P1Y2M3D", "P3W", "PT1H2M3S", "P10DT12H", "PT0S"]),
-    "uuid": lambda rng: "-".join(_hex(rng, count) for count in (8, 4, 4, 4, 12)),
-    "ipv4": lambda rng: ".".join(str(rng.randint(0, 255)) for _ in range(4)),
-    "ipv6": lambda rng: rng.choice(["::", "::1", "fe80::1:2", "1:2:3:4:5:6:7:8", "2001:db8::", "1:2::7:8"]),
-    "email": lambda rng: rng.choice(["a@b.de", "first.last+tag@mail.example.com", "x_1@ex-ample.org"]),
-    "hostname": lambda rng: rng.choice(["localhost", "example.com", "x-1.example"]),
-    "uri": lambda rng: rng.choice(
-        ["https://example.com/a?b=c#d", "mailto:me@example.com", "urn:isbn:1", "http://u@h:80"]
-    ),
-}
 
 
 # --- mutated values --------------------------------------------------------------------------------------
