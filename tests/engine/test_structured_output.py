@@ -3,52 +3,22 @@
 from __future__ import annotations
 
 import itertools
-import json
-import math
 import re
-import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import torch
 
 from deepinfer.entrypoints.llm import LLM
 from deepinfer.outputs import RequestOutput
 from deepinfer.sampling_params import SamplingParams
 from deepinfer.settings import Settings
-from deepinfer.structured_output import process
-from deepinfer.structured_output.builder import GrammarError, Ticket
 from deepinfer.structured_output.sequence import SequenceGrammar
 from tests.engine.matrix import DisturbedCore, bundled_prompts
-from tests.sampling.rows import assert_distribution
-from tests.structured_output.test_builder import LARGE, SLOW
+from tests.engine.structured import PROMPT, SHAPES, regex
 from tests.support.curves import believed
-from tests.support.engines import PLAIN_STEPS, assert_idle, facts, generate, make_llm, prompt_of, watched
-from tests.support.roles import engine_pair, run_pair
+from tests.support.engines import PLAIN_STEPS, assert_idle, facts, generate, make_llm, watched
 
-RECORD = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string", "maxLength": 16},
-        "tags": {"type": "array", "items": {"enum": ["red", "größe", "x"]}, "maxItems": 3},
-        "size": {"type": ["integer", "null"], "minimum": -9, "maximum": 900},
-    },
-    "required": ["name", "tags", "size"],
-}
-ITEMS = 'root ::= item (";" item){2,5}\nitem ::= [a-z]+ "=" ("yes" | "no")'
-SHAPES: dict[str, dict[str, Any] | None] = {
-    "json": {"schema_type": "json", "schema": RECORD},
-    "regex": {"schema_type": "regex", "schema": "([a-z]{3,8} ){2,6}[0-9]{4}!"},
-    "free": None,
-    "ebnf": {"schema_type": "ebnf", "schema": ITEMS},
-    "choice": {"schema_type": "choice", "schema": ["the first of them", "the second", "größer"]},
-    "triggered": {"schema_type": "regex", "schema": "[0-9]{9}", "trigger_token_ids": [2000, 2001],
-                  "bound_token_id": 29},
-    "also free": None,
-    "object": {"schema_type": "json_object"},
-}  # fmt: skip
 STYLES = ({"temperature": 0.0}, {"temperature": 1.0}, {"temperature": 0.7, "top_p": 0.9})
 
 
@@ -121,20 +91,6 @@ def llm() -> Iterator[LLM]:
 def plain() -> Iterator[LLM]:
     with make_llm("v41-tiny", settings=PLAIN_STEPS) as llm:
         yield llm
-
-
-PROMPT = list(prompt_of(9, 4))
-
-
-def regex(expression: str, max_tokens: int = 40, **options: Any) -> SamplingParams:
-    args = {"schema_type": "regex", "schema": expression}
-    return SamplingParams(**{"max_tokens": max_tokens, "temperature": 0, "so_args": args, **options})
-
-
-def one(llm: LLM, params: SamplingParams) -> Any:
-    """The only completion of a request; drafts change nothing of it."""
-    (output,) = generate(llm, [PROMPT], params)
-    return output.outputs[0]
 
 
 FEATURES: dict[str, tuple[dict[str, Any], str]] = {
@@ -254,203 +210,3 @@ def test_an_interrupted_step_leaves_the_grammars_right(llm: LLM, plain: LLM):
     assert_idle(llm)
     assert num_faults == 3
     assert facts([outputs[f"r{row}"] for row in range(3)]) == facts(generate(plain, [PROMPT] * 3, params))
-
-
-# --- waiting for grammars -----------------------------------------------------------------------------------
-
-
-def slow_request(**options: Any) -> SamplingParams:
-    return SamplingParams(so_args={"schema_type": "ebnf", "schema": SLOW.source}, **options)
-
-
-def test_requests_that_wait_hold_up_nobody_and_can_be_aborted(llm: LLM):
-    engine = llm.llm_engine
-    engine.add_request("waits", PROMPT, slow_request())
-    engine.add_request("dropped", PROMPT, slow_request())
-    with pytest.raises(ValueError, match="'waits' is still running"):
-        engine.add_request("waits", PROMPT)
-    with pytest.raises(ValueError, match="'waits' is still running"):
-        engine.add_request("waits", PROMPT, slow_request())
-    assert engine.so_builder_has_pending() and engine.get_num_unfinished_requests() == 2
-    free = SamplingParams(max_tokens=6, temperature=0)
-    assert llm.generate([PROMPT], free, use_tqdm=False)[0].outputs[0].finish_reason == "length"
-    assert llm.generate([PROMPT], regex("[a-z]{3}"), use_tqdm=False)[0].outputs[0].finish_reason == "stop"
-    assert engine.get_num_unfinished_requests() == 2, "they still wait"
-    engine.drop_request(["dropped"])
-    aborts: list[int] = []
-    names = ["waits", "dropped", "unknown"]
-    thread = threading.Thread(target=lambda: aborts.append(engine.abort_request(names)))
-    thread.start()
-    thread.join()
-    assert aborts == [1] and engine.abort_request("waits") == 0
-    assert engine.has_unfinished_requests()
-    (output,) = engine.step()
-    assert (output.request_id, output.finished, output.prompt_token_ids) == ("waits", True, PROMPT)
-    assert (output.outputs[0].finish_reason, output.outputs[0].token_ids) == ("abort", [])
-    assert not engine.has_unfinished_requests() and not engine.so_builder_has_pending()
-    assert_idle(llm)
-
-
-def test_hostile_grammars_end_their_requests_only(monkeypatch: pytest.MonkeyPatch):
-    nested = json.loads('{"type":"array","items":' * 90 + '{"type":"integer"}' + "}" * 90)
-    hostile = {
-        "slow": (SLOW, "within 1 seconds"),
-        "large": (LARGE, "make it smaller"),  # memory or time is over first
-        "repeats": ({"schema_type": "regex", "schema": "(((a{1,900}b){1,900}c){1,900}d){1,900}"}, ""),
-        "catastrophic": ({"schema_type": "regex", "schema": "((a+)+|(a|aa)+)+b"}, ""),
-        "recursion": ({"schema_type": "ebnf", "schema": 'root ::= root root | "a" | ""'}, ""),
-        "brackets": ({"schema_type": "regex", "schema": "(" * 5000 + "a" + ")" * 5000}, ""),
-        "nested": ({"schema_type": "json", "schema": nested}, ""),
-        "schema": (
-            {"schema_type": "json", "schema": {"properties": {"a": {"not": {}}}}},
-            "#/properties/a/not: ",
-        ),
-        "syntax": ({"schema_type": "ebnf", "schema": "root ::= nothing"}, '"nothing" is not defined'),
-    }
-    settings = Settings(grammar_timeout_s=1, grammar_memory_bytes=512 << 20, num_draft_tokens=2)
-    good = regex("[a-z]{3,30}[0-9]", temperature=1.0, seed=3)
-    with make_llm("v41-tiny", settings=settings) as llm:
-        expected = facts(generate(llm, [PROMPT], good))
-        params = [
-            SamplingParams(
-                max_tokens=30,
-                temperature=0,
-                so_args=args if isinstance(args, dict) else {"schema_type": "ebnf", "schema": args.source},
-            )
-            for args, _ in hostile.values()
-        ]
-        start = time.monotonic()
-        outputs = generate(llm, [PROMPT] * (len(params) + 1), [good, *params])
-        assert time.monotonic() - start < 60
-        assert facts(outputs[:1]) == expected
-        for (name, (_, message)), output in zip(hostile.items(), outputs[1:], strict=True):
-            error = output.error
-            assert error is None or error.kind == "grammar", f"{name}: {error}"
-            # Without a message it may be small enough after all.
-            assert not message or message in error.message, f"{name}: {error}"
-        assert facts(generate(llm, [PROMPT], good)) == expected
-
-
-def test_close_ends_requests_that_wait():
-    llm = make_llm("v41-tiny")
-    llm.llm_engine.add_request("waits", PROMPT, slow_request())
-    llm.llm_engine.step()
-    builder = llm.llm_engine.grammar_builder
-    start = time.monotonic()
-    llm.close()
-    llm.close()
-    assert time.monotonic() - start < 10 and builder.process.pid is None
-
-
-def test_the_wait_counts_in_the_metrics(monkeypatch: pytest.MonkeyPatch):
-    real = process.BuilderProcess._grammar
-
-    def late(self: Any, *args: Any) -> Any:
-        time.sleep(0.4)
-        return real(self, *args)
-
-    with make_llm("v41-tiny") as llm:
-        generate(llm, [PROMPT], regex("a"))
-        monkeypatch.setattr(process.BuilderProcess, "_grammar", late)
-        (output,) = generate(llm, [PROMPT], regex("[a-z]{3}"))
-        assert output.metrics.queue_ms >= 400 and output.metrics.ttft_ms >= 400
-
-
-def test_without_the_library_requests_are_refused(llm: LLM, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"needs the package xgrammar: install deepinfer\[structured\]"):
-        llm.generate([PROMPT], regex("a"), use_tqdm=False)
-
-
-# --- roles and ratio ----------------------------------------------------------------------------------------
-
-
-def test_handed_off_sequences_go_on_in_their_grammars(plain: LLM):
-    greedy: dict[str, Any] = {"temperature": 0}
-    params = {
-        "json": SamplingParams(max_tokens=60, temperature=1.0, seed=1, so_args=SHAPES["json"]),
-        "vllm": SamplingParams(max_tokens=60, structured_outputs={"regex": "[a-z]{4}-[0-9]{4}"}, **greedy),
-        "choice": SamplingParams(max_tokens=60, structured_outputs={"choice": ["größer", "one"]}, **greedy),
-        "triggered": SamplingParams(max_tokens=30, temperature=0, so_args=SHAPES["triggered"]),
-        "free": SamplingParams(max_tokens=12, temperature=0),
-        "several": SamplingParams(max_tokens=40, n=3, seed=8, so_args=SHAPES["regex"]),
-        "wrong": SamplingParams(max_tokens=12, structured_outputs={"grammar": "root ::= nothing"}),
-    }
-    with engine_pair() as (prompt, completion):
-        results = run_pair(prompt, completion, {name: (PROMPT, each) for name, each in params.items()})
-        assert completion.hand_off_stats.num_sequences == 8
-    assert results.pop("wrong").error.kind == "grammar"
-    expected = dict(zip(params, facts(generate(plain, [PROMPT] * 6, list(params.values())[:6]))))
-    for name, output in results.items():
-        assert facts([output]) == [expected[name]], name
-
-
-def test_a_grammar_that_the_completion_engine_cannot_build_ends_its_request(monkeypatch: pytest.MonkeyPatch):
-    """With what the other engine has generated, once, and with all its completions."""
-    bad = regex("[a-z]{5}", n=2, temperature=1.0)
-    params = {"good": SamplingParams(max_tokens=12, temperature=0), "bad": bad}
-    with engine_pair() as (prompt, completion):
-
-        def fail(*args: Any) -> Any:
-            raise GrammarError("the compiler has gone")
-
-        monkeypatch.setattr(completion.grammar_builder.process, "_grammar", fail)
-        results = run_pair(prompt, completion, {name: (PROMPT, each) for name, each in params.items()})
-        assert completion.get_num_unfinished_requests() == 0
-    assert results["good"].outputs[0].finish_reason == "length"
-    samples = results["bad"].outputs
-    assert [sample.index for sample in samples] == [0, 1] and all(
-        len(each.token_ids) == 1 for each in samples
-    )
-    assert {str(sample.error) for sample in samples} == {"grammar: the compiler has gone"}
-
-
-def test_a_request_that_waits_in_a_completion_engine_can_be_aborted(monkeypatch: pytest.MonkeyPatch):
-    with engine_pair() as (prompt, completion):
-        monkeypatch.setattr(Ticket, "done", lambda self: self._builder is not completion.grammar_builder)
-        prompt.add_request("r", PROMPT, regex("[a-z]{5}", n=2, temperature=1.0))
-        while prompt.has_unfinished_requests() or completion._structured.num_waiting < 2:
-            prompt.step()
-            assert completion.step() == []
-        assert completion.get_num_unfinished_requests() > 0
-        assert completion.abort_request("r") == 1
-        outputs = [output for _ in range(3) for output in completion.step()]
-        assert [sample.finish_reason for output in outputs for sample in output.outputs] == ["abort"] * 2
-
-
-def test_ratio_verification_keeps_the_law():
-    """Outputs of a small grammar: their frequencies are the plain sampler's probabilities."""
-    args = {"schema_type": "choice", "schema": ["ab", "abc", "b", "ba", "c1"]}
-    with make_llm("v41-tiny", settings=PLAIN_STEPS, max_model_len=64, logprobs_mode="processed") as llm:
-        law = choice_law(llm, args)
-    assert math.isclose(sum(law.values()), 1.0, abs_tol=1e-4) and len(law) > 5
-    params = SamplingParams(
-        n=1000, max_tokens=8, seed=7, so_args=args, verification="ratio", detokenize=False
-    )
-    options = {"max_num_seqs": 250, "max_model_len": 64, "enable_prefix_caching": False}
-    with make_llm("v41-tiny", settings=Settings(num_draft_tokens=3), **options) as llm:
-        (output,) = generate(llm, [PROMPT], params)
-    assert {sample.finish_reason for sample in output.outputs} == {"stop"}
-    place = {tokens: index for index, tokens in enumerate(law)}
-    drawn = torch.tensor([place[tuple(sample.token_ids)] for sample in output.outputs])
-    metrics = output.metrics
-    assert metrics.num_verified_tokens > metrics.num_accepted_tokens > 300
-    assert_distribution(drawn, list(law.values()))
-
-
-def choice_law(llm: LLM, args: dict[str, Any]) -> dict[tuple[int, ...], float]:
-    """Probability of each output: of every token that is possible behind every prefix, multiplied."""
-    law: dict[tuple[int, ...], float] = {}
-    prefixes: list[tuple[tuple[int, ...], float]] = [((), 1.0)]
-    while prefixes:
-        prefix, mass = prefixes.pop()
-        params = SamplingParams(
-            max_tokens=len(prefix) + 1, golden_token_ids=prefix, logprobs=20, seed=1, so_args=args
-        )
-        (output,) = generate(llm, [PROMPT], params)
-        for token, value in output.outputs[0].logprobs[len(prefix)].items():
-            if token == 1:
-                law[(*prefix, token)] = mass * math.exp(value.logprob)
-            else:
-                prefixes.append(((*prefix, token), mass * math.exp(value.logprob)))
-    return law

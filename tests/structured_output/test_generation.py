@@ -60,6 +60,8 @@ def test_schemas_on_a_random_model(random_model: LLM):
             assert len(sample.token_ids) == MAX_TOKENS
             continue
         num_ended += 1
+        whole = random_model.get_tokenizer().decode(sample.token_ids[:-1], skip_special_tokens=False)
+        assert whole == sample.text, f"{name}: a special token hides in it"
         try:
             judge = Draft202012Validator(schema, format_checker=Draft202012Validator.FORMAT_CHECKER)
             judge.validate(json.loads(sample.text))

@@ -8,10 +8,11 @@ import json
 
 import pytest
 from jsonschema import Draft202012Validator
+from jsonschema_specifications import REGISTRY
 
 from deepinfer.structured_output.errors import SchemaError
 from deepinfer.structured_output.json_grammar import json_grammar
-from deepinfer.structured_output.keywords import REFUSED
+from deepinfer.structured_output.keywords import ANNOTATIONS, REFUSED, children
 from deepinfer.structured_output.source import GrammarSource
 from tests.support.grammars import Compiled
 
@@ -133,6 +134,7 @@ KEYWORDS: dict[str, tuple[object, list[str], list[str]]] = {
     "$ref": ({"$ref": "#/$defs/a", "$defs": {"a": I}}, ["1"], ['"a"']),
     "$ref-siblings": ({"$ref": "#/$defs/a", "maxLength": 2, "$defs": {"a": S}}, ['"ab"'], ['"abc"', "1"]),
     "$ref-escapes": ({"$ref": "#/$defs/a~1b%20c~0", "$defs": {"a/b c~": I}}, ["1"], ['"a"']),
+    "definitions": ({"$ref": "#/definitions/a", "definitions": {"a": I}}, ["1"], ['"a"']),
     "$ref-root": (obj({"a": {"$ref": "#"}}), ["{}", '{"a": {"a": {}}}'], ['{"a": 1}', '{"b": {}}']),
     "$ref-id": ({"$id": "https://a.b/c", "$ref": "https://a.b/c#/$defs/a", "$defs": {"a": I}}, ["1"], ["null"]),
     "recursion": ({"$ref": "#/$defs/n", "$defs": {"n": {"type": "array", "items": {"$ref": "#/$defs/n"}, "maxItems": 2}}},
@@ -226,6 +228,22 @@ def test_refused_by_path(name: str):
         json_grammar(schema)
     assert str(caught.value).startswith(message)
     assert str(caught.value).startswith(f"{caught.value.path}: ")
+
+
+def test_every_keyword_of_the_standard_has_its_case():
+    """Those of all supported drafts: enforced with texts above, refused by path, or without a meaning."""
+    drafts = ("draft-06", "draft-07", "draft/2019-09", "draft/2020-12")
+    metaschemas = [REGISTRY.contents(uri) for uri in REGISTRY if any(draft in uri for draft in drafts)]
+    standard = {word for schema in metaschemas for word in schema.get("properties", {})}
+    assert len(metaschemas) >= 14 and len(standard) > 50
+    tried: set[str] = set()
+    todo = [schema for schema, *_ in KEYWORDS.values()]
+    while todo:
+        schema = todo.pop()
+        tried |= set(schema) if isinstance(schema, dict) else set()
+        todo += [child for _, child in children(schema, "#")]
+    assert standard <= tried | set(REFUSED) | ANNOTATIONS, "enforced without a case, or of no kind"
+    assert not tried & set(REFUSED)
 
 
 def nested(depth: int) -> dict:
