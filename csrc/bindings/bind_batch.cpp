@@ -81,7 +81,8 @@ void bind_plan(py::module_& module) {
         .def_property_readonly("num_decode_tokens",
                                [](const StepPlan& plan) { return plan.is_prefill() ? 0 : plan.num_rows; })
         .def_readonly("num_draft_rows", &StepPlan::num_draft_rows)
-        .def_readonly("wants_drafts", &StepPlan::wants_drafts, "propose drafts at the end of the step")
+        .def_property_readonly("num_drafting", &StepPlan::num_drafting,
+                               "sequences that propose drafts at the end of the step: the last ones")
         .def_readonly("can_redistribute", &StepPlan::can_redistribute,
                       "the device may deal the rows of matched sequences anew: see set_seqlens_q")
         .def_readonly("num_matched", &StepPlan::num_matched, "sequences that are also in the plan in flight")

@@ -238,6 +238,7 @@ private:
             ++sequence.num_drafts;
         }
         newest.size = sequence.num_drafts;
+        sequence.drafted_at = plan_.step;
         sequence.metrics.num_drafted += sequence.num_drafts;
         result_.num_drafted += sequence.num_drafts;
     }

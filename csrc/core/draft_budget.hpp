@@ -24,8 +24,11 @@ public:
     /// Writes num_drafts[i] in 0 .. candidates[i].max_drafts; `num_waiting` other sequences wait for a place.
     virtual void choose(std::span<const DraftCandidate> candidates, int32_t num_waiting,
                         std::span<int32_t> num_drafts) = 0;
-    /// Whether a step that is scheduled now should propose drafts at its end.
-    virtual bool wants_drafts() const { return true; }
+    /// How many of the `num_seqs` sequences of the decode step that was chosen for last should propose drafts
+    /// at its end: the last ones of it.
+    virtual int32_t num_drafting(int32_t num_seqs) const { return num_seqs; }
+    /// Whether those of a prefill step should, behind which `num_running` sequences decode.
+    virtual bool wants_first_drafts([[maybe_unused]] int32_t num_running) const { return true; }
 };
 
 /// Verifies every draft at hand.

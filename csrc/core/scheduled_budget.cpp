@@ -41,37 +41,52 @@ void ScheduledDraftBudget::choose(std::span<const DraftCandidate> candidates, in
         std::any_of(candidates.begin(), candidates.end(), [](const auto& c) { return c.max_drafts > 0; });
     if (!step_time_.is_known()) {
         is_paused_ = false;
-        count(has_drafts, 0, true);
+        count(static_cast<int32_t>(candidates.size()), has_drafts, 0, true);
         return;
     }
     const int32_t num_seqs = static_cast<int32_t>(candidates.size());
     const StepTime::Curve curve = step_time_.at(num_seqs);
     const double undrafted_ms = step_time_.undrafted_ms(num_seqs);
     const double plain = num_seqs / undrafted_ms;
+    Regime& regime = regime_of(num_seqs);
+    // While drafting pauses few sequences have drafts: it comes back for what all would have.
+    const bool is_potential = !has_drafts || regime.is_paused;
     weigh(candidates, num_waiting);
-    list_gains(candidates, !has_drafts);
+    looked_at_.clear();
+    if (regime.is_paused) find_looked_at(candidates);
+    list_gains(candidates, is_potential);
     const auto [best, longest] = walk(num_seqs, curve, 0.0);
     const bool is_gain_too_small =
         longest.worth_per_ms > plain && best.worth_per_ms < (1.0 + min_gain_) * longest.worth_per_ms;
     Choice choice = is_gain_too_small ? longest : best;
-    Regime& regime = regime_of(num_seqs);
     is_probe_ = false;
     if (!items_.empty()) judge(regime, choice.worth_per_ms * share_kept(num_seqs), plain);
     is_paused_ = regime.is_paused;
     look_at_plain_steps();
-    if (has_drafts && !wants_drafts()) choice = walk(num_seqs, curve, undrafted_ms - curve(num_seqs)).first;
+    looked_at_.clear();
+    if (has_drafts && is_potential) list_gains(candidates, false);
+    const bool is_drafted = num_drafting(num_seqs) == num_seqs;  // a probe of a few takes little
+    if (has_drafts && (is_potential || !is_drafted)) {
+        choice = walk(num_seqs, curve, is_drafted ? 0.0 : undrafted_ms - curve(num_seqs)).first;
+    }
     const int32_t taken = num_seqs + static_cast<int32_t>(choice.num_items);
-    if (choice.num_items > 0 && has_drafts && wants_drafts()) {
+    if (choice.num_items > 0 && has_drafts && is_drafted) {
         regime.promised_worth = regime.promised_worth * Regime::kFade + choice.worth_per_ms * curve(taken);
         regime.promised_tokens = regime.promised_tokens * Regime::kFade + choice.tokens;
         regime.promised_ms = regime.promised_ms * Regime::kFade + curve(taken);
     }
     stats_.price = choice.worth_per_ms * (curve(taken + 1) - curve(taken));
     const bool takes_all = choice.num_items == items_.size();
-    count(has_drafts, choice.num_items, takes_all);
+    count(num_seqs, has_drafts, choice.num_items, takes_all);
     if (!has_drafts || takes_all) return;
     std::fill(num_drafts.begin(), num_drafts.end(), 0);
     for (size_t i = 0; i < choice.num_items; ++i) ++num_drafts[items_[i].place / kMaxDrafts];
+}
+
+int32_t ScheduledDraftBudget::num_drafting(int32_t num_seqs) const {
+    if (num_plain_ > 0 || (is_paused_ && !is_probe_)) return 0;
+    if (!is_paused_ || is_whole_probe_) return num_seqs;
+    return std::min(num_seqs, std::max(kMinProbed, num_seqs / kProbedShare));
 }
 
 /// A sequence is as fast as if all its drafts stood as often as the first ones of its blocks did so far.
@@ -91,12 +106,31 @@ void ScheduledDraftBudget::weigh(std::span<const DraftCandidate> candidates, int
                    step_time_.plain_curve_ms(static_cast<int32_t>(candidates.size())), weights_);
 }
 
+/// The sequences that were drafted last.
+void ScheduledDraftBudget::find_looked_at(std::span<const DraftCandidate> candidates) {
+    int64_t newest = 1;
+    for (const DraftCandidate& candidate : candidates)
+        newest = std::max(newest, candidate.sequence->drafted_at);
+    for (const DraftCandidate& candidate : candidates) {
+        if (candidate.sequence->drafted_at == newest) looked_at_.push_back(candidate.sequence);
+    }
+    if (std::ssize(looked_at_) < kMinProbed) looked_at_.clear();  // too few to speak for others
+}
+
+/// Whose estimates count for the sequence at a place: its own, but for older ones those of a sequence that
+/// was looked at since.
+const Sequence& ScheduledDraftBudget::estimated_by(size_t place, const Sequence& sequence) const {
+    if (looked_at_.empty() || sequence.drafted_at == 0) return sequence;
+    if (sequence.drafted_at == looked_at_.front()->drafted_at) return sequence;
+    return *looked_at_[place % looked_at_.size()];
+}
+
 /// Gains of the drafts at hand, or of those that there could be, best first.
 void ScheduledDraftBudget::list_gains(std::span<const DraftCandidate> candidates, bool is_potential) {
     items_.clear();
     for (size_t i = 0; i < candidates.size(); ++i) {
         const DraftCandidate& candidate = candidates[i];
-        const Estimates estimates(*candidate.sequence);
+        const Estimates estimates(estimated_by(i, *candidate.sequence));
         const int32_t count = is_potential ? candidate.most_drafts : candidate.max_drafts;
         float survival = 1.0f;
         for (int32_t j = 0; j < count; ++j) {
@@ -141,10 +175,11 @@ void ScheduledDraftBudget::judge(Regime& regime, double drafted_per_ms, double p
     if (regime.num_paused >= regime.pause && drafted_per_ms > plain_per_ms * (1.0 + kResumeGain)) {
         regime.is_paused = false;
         regime.loss = 0.0;
-        regime.pause = std::min(2 * regime.pause, kMaxInterval);
+        regime.pause = std::min(kLongerPause * regime.pause, kMaxInterval);
         regime.probe_interval = kProbeInterval;
     } else if (++regime.since_drafts >= regime.probe_interval) {
         is_probe_ = true;
+        is_whole_probe_ = regime.probe_interval == kMaxInterval;
         regime.since_drafts = 0;
         regime.probe_interval = std::min(2 * regime.probe_interval, kMaxInterval);
     }
@@ -203,10 +238,10 @@ void ScheduledDraftBudget::look_at_plain_steps() {
     }
 }
 
-void ScheduledDraftBudget::count(bool has_drafts, size_t taken, bool takes_all) {
+void ScheduledDraftBudget::count(int32_t num_seqs, bool has_drafts, size_t taken, bool takes_all) {
     ++stats_.num_steps;
     if (has_drafts) ++(takes_all ? stats_.num_full : taken > 0 ? stats_.num_cut : stats_.num_none);
-    if (!wants_drafts()) ++stats_.num_undrafted;
+    if (num_drafting(num_seqs) == 0) ++stats_.num_undrafted;
     if (is_probe_) ++stats_.num_probes;
 }
 

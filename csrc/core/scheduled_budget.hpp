@@ -27,9 +27,10 @@
 /// that it took beyond what plain steps would have taken for its tokens, and when the losses behind the gains
 /// reach `kMaxLoss` plain steps, drafting pauses, each time for longer unless it has paid in between. While
 /// it pauses, the newest estimates keep being weighed, and a probe proposes drafts now and then, so a change
-/// of what is drafted is noticed. Drafts that are still at hand then are verified where that pays in a step
-/// that proposes none. While drafts pay, a few plain steps now and then show what these really take, and what
-/// steps with drafts really bring, in tokens per time, discounts what the model of them promises.
+/// of what is drafted is noticed: of a few sequences, for proposing takes time; of all in the rarest probes,
+/// which show what such steps take by now. Drafts that are still at hand then are verified where that pays in
+/// a step that proposes none. While drafts pay, a few plain steps now and then show what these really take,
+/// and what steps with drafts really bring, in tokens per time, discounts what the model of them promises.
 #pragma once
 
 #include <array>
@@ -66,7 +67,10 @@ public:
 
     void choose(std::span<const DraftCandidate> candidates, int32_t num_waiting,
                 std::span<int32_t> num_drafts) override;
-    bool wants_drafts() const override { return num_plain_ == 0 && (!is_paused_ || is_probe_); }
+    int32_t num_drafting(int32_t num_seqs) const override;
+    bool wants_first_drafts(int32_t num_running) const override {
+        return num_plain_ == 0 && !regime_of(num_running).is_paused;
+    }
     const DraftBudgetStats& stats() const { return stats_; }
     /// A step that verified or proposed drafts has emitted tokens.
     void observe(int32_t num_seqs, int32_t num_tokens, int32_t num_emitted, double ms, bool is_drafted);
@@ -78,9 +82,12 @@ private:
     static constexpr double kMaxStepLoss = 2.0;     ///< of one step, at most: it may have been disturbed
     static constexpr int32_t kMaxVain = 200;        ///< steps in a row without a draft worth verifying
     static constexpr double kResumeGain = 0.1;      ///< share by which drafts must win before they come back
-    static constexpr int32_t kMinPause = 32;        ///< steps
+    static constexpr int32_t kMinPause = 64;        ///< steps
+    static constexpr int32_t kLongerPause = 4;      ///< times as long as the one before
     static constexpr int32_t kProbeInterval = 64;   ///< steps until the first probe
     static constexpr int32_t kMaxInterval = 2048;   ///< of probes and the like
+    static constexpr int32_t kMinProbed = 4;        ///< sequences of a probe, at least;
+    static constexpr int32_t kProbedShare = 8;      ///< else one of so many
     static constexpr int32_t kPlainInterval = 16;   ///< steps with drafts until the first plain ones
     static constexpr int32_t kNumPlain = 6;
     static constexpr double kUsualDrafts = 4.0;  ///< drafts of the usual kind that a new sequence counts with
@@ -114,17 +121,21 @@ private:
         void begin_pause();
     };
 
-    Regime& regime_of(int32_t num_seqs) { return regimes_[std::bit_width(static_cast<uint32_t>(num_seqs))]; }
+    static size_t order_of(int32_t num_seqs) { return std::bit_width(static_cast<uint32_t>(num_seqs)); }
+    Regime& regime_of(int32_t num_seqs) { return regimes_[order_of(num_seqs)]; }
+    const Regime& regime_of(int32_t num_seqs) const { return regimes_[order_of(num_seqs)]; }
     double share_kept(int32_t num_seqs) const;
     bool is_observed(const Regime& regime) const {
         return regime.num_steps > 0 && step_time_.knows_plain_steps();
     }
     void weigh(std::span<const DraftCandidate> candidates, int32_t num_waiting);
     void list_gains(std::span<const DraftCandidate> candidates, bool is_potential);
+    void find_looked_at(std::span<const DraftCandidate> candidates);
+    const Sequence& estimated_by(size_t place, const Sequence& sequence) const;
     std::pair<Choice, Choice> walk(int32_t num_seqs, const StepTime::Curve& curve, double shift) const;
     void judge(Regime& regime, double drafted_per_ms, double plain_per_ms);
     void look_at_plain_steps();
-    void count(bool has_drafts, size_t taken, bool takes_all);
+    void count(int32_t num_seqs, bool has_drafts, size_t taken, bool takes_all);
 
     int32_t max_tokens_;
     double min_gain_;
@@ -140,11 +151,13 @@ private:
             return gain > other.gain || (gain == other.gain && place < other.place);
         }
     };
-    std::vector<Item> items_;  // these three are reused between steps
+    std::vector<Item> items_;  // these are reused between steps
+    std::vector<const Sequence*> looked_at_;  ///< while drafting pauses: those of the newest probe
     std::vector<Progress> progress_;
     std::vector<double> weights_;
     bool is_paused_ = false;  ///< of the newest step
     bool is_probe_ = false;
+    bool is_whole_probe_ = false;  ///< of all sequences
     int32_t num_plain_ = 0;  ///< steps still to come that propose no drafts, to learn what they take
     int32_t steps_since_plain_ = 0;
     int32_t plain_interval_ = kPlainInterval;

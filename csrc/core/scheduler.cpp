@@ -36,7 +36,8 @@ void add_to_plan(StepPlan& plan, Sequence& sequence, int32_t start, int32_t num_
     plan.max_seqlen_q = std::max(plan.max_seqlen_q, num_rows);
     plan.max_seqlen_k = std::max(plan.max_seqlen_k, entry.max_end());
     const int32_t max_samples = num_samples + max_rows - num_rows;
-    sequence.last = {plan.num_seqs() - 1, num_rows, num_samples, max_samples, plan.wants_drafts};
+    sequence.last = {plan.num_seqs() - 1, num_rows, num_samples, max_samples,
+                     plan.num_seqs() > plan.first_drafting};
     ++sequence.num_in_flight;
     if (sequence.metrics.first_scheduled == 0.0) sequence.metrics.first_scheduled = now;
 }
@@ -54,6 +55,15 @@ int32_t border_passed(const CoreState& state, const Sequence& sequence, int32_t 
     const int32_t size = state.config.block_size;
     const int32_t border = (start / size + 1) * size;
     return border <= max_end ? border : 0;
+}
+
+/// Sequences that decode behind a prefill step.
+int32_t num_running_behind(const CoreState& state, const PrefillChoice& choice) {
+    const auto is_last = [](const PrefillChoice::Chunk& chunk) {
+        return chunk.start + chunk.num_rows == chunk.sequence->length();
+    };
+    const auto num_last = std::count_if(choice.chunks.begin(), choice.chunks.end(), is_last);
+    return state.num_running() + static_cast<int32_t>(num_last + std::ssize(choice.forks));
 }
 
 /// Keeps the state that `sequence` has when the step ends, if there is a slot for it.
@@ -148,7 +158,9 @@ std::shared_ptr<StepPlan> Scheduler::plan_prefill(CoreState& state) {
     for (Sequence* sequence : choice.passed) ++sequence->num_overtaken;
     auto plan = std::make_shared<StepPlan>();
     plan->kind = StepKind::kPrefill;
-    plan->wants_drafts = budget_->wants_drafts();
+    if (!budget_->wants_first_drafts(num_running_behind(state, choice))) {
+        plan->first_drafting = static_cast<int32_t>(choice.chunks.size());
+    }
     const double now = monotonic_seconds();
     // What is found is held before anybody takes blocks or slots and makes the cache forget.
     for (const PrefillChoice::Chunk& chunk : choice.chunks) state.prefix_cache.take(chunk.hit);
@@ -189,7 +201,8 @@ std::shared_ptr<StepPlan> Scheduler::plan_decode(CoreState& state, std::vector<i
     if (choice.rows.empty()) return nullptr;
     auto plan = std::make_shared<StepPlan>();
     plan->kind = StepKind::kDecode;
-    plan->wants_drafts = budget_->wants_drafts();
+    const auto num_seqs = static_cast<int32_t>(choice.rows.size());
+    plan->first_drafting = num_seqs - budget_->num_drafting(num_seqs);
     plan->sequences.reserve(choice.rows.size());
     const double now = monotonic_seconds();
     for (const DecodeChoice::Row& row : choice.rows) {

@@ -174,6 +174,7 @@ struct Sequence {
     DraftEstimates newest_estimates;           ///< of the newest block, `drafts` when there are some
     DraftEstimates previous_estimates;  ///< of the block before; for ratio verification its causal part
     FollowedBlock followed;
+    int64_t drafted_at = 0;  ///< the step that proposed the newest block
     SequenceMetrics metrics;
     int32_t stop_token = -1;    ///< the EOS or stop token that ended it
     int32_t kept_outputs = -1;  ///< outputs that count after `stop` cut it short; -1: all

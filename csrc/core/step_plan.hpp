@@ -2,6 +2,7 @@
 /// its sequences where the device deals them anew (`EngineCore::set_seqlens_q`).
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <vector>
@@ -75,7 +76,7 @@ struct StepPlan {
     int32_t max_seqlen_k = 0;  ///< whatever rows the device deals to whom
     int32_t num_matched = 0;   ///< sequences that are also in the plan in flight
     int32_t num_draft_rows = 0;
-    bool wants_drafts = true;  ///< propose drafts at the end of the step
+    int32_t first_drafting = 0;  ///< the sequences from here on propose drafts at the end of the step
     /// The device deals the rows of matched sequences anew; the others keep theirs.
     bool can_redistribute = false;
     bool has_dealt_rows = false;         ///< the host knows how
@@ -91,6 +92,7 @@ struct StepPlan {
     bool has_sparse = false;
 
     int32_t num_seqs() const { return static_cast<int32_t>(sequences.size()); }
+    int32_t num_drafting() const { return std::max(0, num_seqs() - first_drafting); }
     bool is_settled() const { return has_dealt_rows || !can_redistribute; }
     bool has_copies() const {
         return !slot_copies.empty() || !state_copies.empty() || !block_copies.empty();

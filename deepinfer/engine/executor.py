@@ -79,7 +79,7 @@ class Executor:
         return prepared
 
     def sample(
-        self, inputs: SamplingInputs, wants_drafts: bool, grammars: StepGrammars | None = None
+        self, inputs: SamplingInputs, num_drafting: int, grammars: StepGrammars | None = None
     ) -> Future[StepResult]:
         """Queue the sampling of the step whose `forward` was queued last."""
         forward, self._forward = self._forward, None
@@ -88,7 +88,7 @@ class Executor:
         def run() -> StepResult:
             forward.result()
             start = time.perf_counter()
-            result = self._runner.sample(inputs, wants_drafts, grammars)
+            result = self._runner.sample(inputs, num_drafting, grammars)
             seconds = self.busy_seconds - self._step_start + time.perf_counter() - start
             return dataclasses.replace(result, device_ms=1e3 * seconds)
 

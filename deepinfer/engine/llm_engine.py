@@ -374,7 +374,7 @@ class LLMEngine:
         if inputs.host["is_ratio"].any():
             idle = self._idle_slots(inputs_of_forward[2], gate)
             self._executor.run(self.model_runner.draft_scores.release, idle)
-        sampled = self._executor.sample(inputs, plan.wants_drafts, grammars)
+        sampled = self._executor.sample(inputs, plan.num_drafting, grammars)
         self._in_flight = _InFlight(plan, sampled, gate)
         if not self._is_async:
             self._results += self._finish(_NOTHING)
@@ -407,10 +407,11 @@ class LLMEngine:
             self._hand_off.check()
         with timers.timed("commit"):
             commit = self.core.commit(step.plan, **result.as_arrays())
-            if self._use_draft_budget and not step.plan.is_prefill:
-                plan = step.plan
+            plan = step.plan
+            proposes_for_some = 0 < plan.num_drafting < plan.num_seqs  # of such steps nothing is known
+            if self._use_draft_budget and not plan.is_prefill and not proposes_for_some:
                 self.core.add_step_time(
-                    plan.num_seqs, plan.num_rows, result.device_ms, plan.wants_drafts, commit.num_tokens
+                    plan.num_seqs, plan.num_rows, result.device_ms, plan.num_drafting > 0, commit.num_tokens
                 )
             if self._swap is not None:
                 self.core.add_prefill_time(step.plan, result.device_ms)

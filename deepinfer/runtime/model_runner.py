@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from deepinfer.models.base import Drafter, ForwardOutput, LayerGate, Model
+from deepinfer.models.base import DraftContext, Drafter, ForwardOutput, LayerGate, Model
 from deepinfer.runtime.async_batch import DeviceStep, NgramVocab, Remap, correct_batch, deal
 from deepinfer.runtime.batch import Batch, CacheCopies
 from deepinfer.runtime.caches import Caches
@@ -147,9 +147,9 @@ class ModelRunner:
         batch = self._batch
         assert batch is not None, "forward without prepare"
         with self.timers.timed("forward"):
-            if self._pending is not None and batch.is_prefill:
-                self._pending.drop(batch.state_slots)
-            if self._copies is not None or gate is not None:  # both write to slots that were others'
+            if self._pending is not None:
+                self._hand_over_slots(batch, self._pending)
+            if gate is not None:  # it writes to slots that were others'
                 self.settle()
             if self._copies is not None:
                 self._caches.copy_slots(self._copies.slots)
@@ -161,17 +161,22 @@ class ModelRunner:
 
     @torch.inference_mode()
     def sample(
-        self, inputs: SamplingInputs, wants_drafts: bool = True, grammars: StepGrammars | None = None
+        self,
+        inputs: SamplingInputs,
+        num_drafting: int | None = None,
+        grammars: StepGrammars | None = None,
     ) -> StepResult:
         """Choose the tokens of the step whose `forward` ran last, verify its drafts and propose new ones.
 
         Args:
             inputs: parameters of the output rows.
-            wants_drafts: False proposes none; the drafter's caches are kept up all the same, if later.
+            num_drafting: sequences that drafts are proposed for, the last ones; None for all. The drafter's
+                caches are kept up for the others as well, if later.
             grammars: of the sequences with structured output; None when there is none.
         """
         batch, output = self._batch, self._output
         assert batch is not None and output is not None, "sample without forward"
+        first_drafting = 0 if num_drafting is None else batch.num_seqs - num_drafting
         if inputs.host["is_ratio"].any():
             self.draft_scores.assign(batch.state_slots.tolist())
         with self.timers.timed("sample"):
@@ -189,17 +194,16 @@ class ModelRunner:
         if self._drafter is not None:
             with self.timers.timed("draft"):
                 context = self._drafter.context(output.features, output.feature_rows, batch)
-                if batch.is_prefill:
-                    self._drafter.store_context(context, self._caches)
+                if first_drafting == 0:
+                    self._pending.take_in(context)
                 else:
-                    is_plain = batch.num_rows == batch.num_seqs and not wants_drafts
-                    self._pending.add(context, may_wait=is_plain and self._copies is None)
+                    self._put_off(batch, context, first_drafting, self._pending)
         if self._copies is not None:  # all rows of the step are stored, and no draft is in the way
             self._caches.copy_slots(self._copies.states)
             self._caches.copy_blocks(self._copies.blocks)
-        if self._drafter is not None and wants_drafts:
+        if self._drafter is not None and first_drafting < batch.num_seqs:
             with self.timers.timed("draft"):
-                drafted = self._propose(batch, inputs, verified, grammars)
+                drafted = self._propose(batch, inputs, verified, grammars, first_drafting)
         self._batch = self._output = self._copies = None
         self._last = DeviceStep(verified.emitted, verified.num_emitted, drafted.tokens, drafted.confidences)
         return StepResult(
@@ -233,6 +237,36 @@ class ModelRunner:
         self._batch = self._output = self._copies = self._last = None
         self.timers.seconds.clear()
         self._caches.counters.reset()
+
+    def _hand_over_slots(self, batch: Batch, pending: PendingContext) -> None:
+        """Before a forward: no context may wait for a slot that its sequence holds no more."""
+        if self._copies is not None:  # whole slots: nothing of what was in the targets stays
+            pending.settle(self._copies.slots[:, 0])
+            pending.drop(torch.cat([self._copies.slots[:, 1], self._copies.states[:, 1]]))
+        if batch.is_prefill:
+            is_new = batch.seqlens_k == batch.cu_seqlens_q.diff()
+            pending.drop(batch.state_slots[is_new])
+            # This may be of a chunk before. What is of somebody who had the slot before does no harm: it is
+            # older than all that the sequence writes.
+            pending.settle(batch.state_slots[~is_new])
+
+    def _put_off(
+        self, batch: Batch, context: DraftContext, first_drafting: int, pending: PendingContext
+    ) -> None:
+        """Let the context of a step wait.
+
+        Not that of sequences that drafts are proposed for, or that tested drafts, whose positions are written
+        again, and not that of slots that are copied behind the step.
+        """
+        soon = [batch.state_slots[first_drafting:]]
+        if not batch.is_prefill and batch.num_rows > batch.num_seqs:
+            tested = batch.state_slots[batch.cu_seqlens_q.diff() > 1]
+            pending.settle(tested)  # apart: of rows that do not stand nothing is to be concluded
+            soon.append(tested)
+        pending.put_off(context)
+        if self._copies is not None:
+            soon.append(self._copies.states[:, 0])
+        pending.settle(torch.cat(soon))
 
     def _ratio_verifier(self, batch: Batch, inputs: SamplingInputs) -> RatioVerifier | None:
         """How rows of ratio requests draw; None where no row tests such a request's draft."""
@@ -283,18 +317,26 @@ class ModelRunner:
         return _Verified(emitted, run + 1, first + run)
 
     def _propose(
-        self, batch: Batch, inputs: SamplingInputs, verified: _Verified, grammars: StepGrammars | None
+        self,
+        batch: Batch,
+        inputs: SamplingInputs,
+        verified: _Verified,
+        grammars: StepGrammars | None,
+        first_drafting: int,
     ) -> _Drafted:
-        """The next step's drafts."""
+        """The next step's drafts of the sequences from `first_drafting` on."""
         num_seqs, width = batch.num_seqs, self._num_draft_tokens
         drafts = batch.input_ids.new_zeros(num_seqs, width)
+        drafts[:first_drafting] = -1  # none
         confidences = torch.zeros(num_seqs, width, device=drafts.device)
         drafted = _Drafted(drafts, confidences, torch.zeros_like(confidences))
         offsets = inputs.host["row_offsets"]
         # A prefill's sequences with an output row may still be scoring their prompt only.
-        seqs = verified.num_emitted.nonzero().squeeze(1) if batch.is_prefill else slice(None)
+        seqs: Tensor | slice = slice(first_drafting, None)
+        if batch.is_prefill:
+            seqs = first_drafting + verified.num_emitted[seqs].nonzero().squeeze(1)
         first_rows = offsets[1:] - 1 if batch.is_prefill else offsets[:-1]
-        host_seqs = seqs.cpu().numpy() if batch.is_prefill else slice(None)
+        host_seqs = seqs.cpu().numpy() if batch.is_prefill else seqs
         final = verified.final_rows[seqs].long()
         if final.shape[0] == 0:
             return drafted
@@ -336,7 +378,8 @@ class _Verified:
 
 @dataclass(frozen=True)
 class _Drafted:
-    """A proposal for each sequence, [S, k] each; 0 where it has sampled nothing, None without a proposal."""
+    """A proposal for each sequence, [S, k] each; 0 where it has sampled nothing, tokens of -1 where no drafts
+    are proposed for it. None without any proposal."""
 
     tokens: Tensor | None
     confidences: Tensor | None

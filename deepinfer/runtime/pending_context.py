@@ -1,6 +1,6 @@
 """Pending context: what the drafter takes in, put off while it proposes nothing.
 
-Nobody reads context before the next proposal, and that sees the newest `context_size` positions of a sequence
+Nobody reads a sequence's context before its next proposal, and that sees the newest `context_size` positions
 only. So what is put off for long, or belongs to a sequence that has ended, is never taken in at all.
 """
 
@@ -14,13 +14,15 @@ from deepinfer.runtime.caches import Caches
 
 MAX_BYTES = 64 << 20  # of features that wait
 MAX_ROWS = 512  # that are taken in at once: more gain nothing, and take memory
+NOBODY = -1  # owner of a row that waits no more
 
 
 class PendingContext:
-    """Context that the drafter has not taken in yet, of steps with one row for each sequence.
+    """Context that the drafter has not taken in yet, each row with the state slot that it is for.
 
-    Rows of such steps never meet in a position: a step that tested drafts leaves positions that the next one
-    writes again, and is taken in at once.
+    Rows of a slot never meet in a position. That is the caller's part: a step that tests drafts leaves
+    positions that the next one writes again, so its rows are to be taken in before that; and before a slot
+    changes hands what waits for it is to be dropped, or taken in.
 
     Args:
         drafter: takes it in.
@@ -30,62 +32,116 @@ class PendingContext:
     def __init__(self, drafter: Drafter, caches: Caches) -> None:
         self._drafter = drafter
         self._caches = caches
-        self._steps: list[DraftContext] = []
-        self._num_bytes = 0  # of features, at most: what is dropped counts until the next clean-up
-
-    def add(self, context: DraftContext, may_wait: bool) -> None:
-        """Take in the context of the newest step; with all that waits unless it `may_wait`."""
-        self._steps.append(context)
-        self._num_bytes += context.features.nbytes
-        if not may_wait:
-            self.settle()
-        elif len(self._steps) > 2 * self._drafter.context_size or self._num_bytes > MAX_BYTES:
-            newest = self._newest()
-            self._steps, self._num_bytes = [newest], newest.features.nbytes
-            if self._num_bytes > MAX_BYTES // 2:
-                self.settle()
-
-    def settle(self) -> None:
-        """Take in what will be read; to be called before anybody else touches state slots."""
-        if not self._steps:
-            return
-        context = self._steps[0] if len(self._steps) == 1 else self._newest()
         self.clear()
-        for start in range(0, max(1, context.positions.shape[0]), MAX_ROWS):
-            self._drafter.store_context(_rows(context, slice(start, start + MAX_ROWS)), self._caches)
-
-    def drop(self, state_slots: Tensor) -> None:
-        """Forget what belongs to these slots [n] int32: other sequences hold them now."""
-        kept = []
-        for step in self._steps:
-            stays = torch.isin(step.state_slots, state_slots, invert=True)
-            if stays.all():
-                kept.append(step)
-            elif stays.any():
-                kept.append(_rows(step, stays.nonzero().squeeze(1)))
-        self._steps = kept
 
     def clear(self) -> None:
         """Forget everything."""
-        self._steps, self._num_bytes = [], 0
+        self._waiting: DraftContext | None = None  # its first `_size` rows; the others are room
+        self._size = 0
 
-    def _newest(self) -> DraftContext:
-        """All steps as one, without the rows that a proposal would not see."""
-        steps = self._steps
-        context = DraftContext(
-            features=torch.cat([step.features for step in steps]),
-            positions=torch.cat([step.positions for step in steps]),
-            state_slots=torch.cat([step.state_slots for step in steps]),
-            max_length=max(step.max_length for step in steps),
-        )
-        slots = context.state_slots.long()
-        newest = context.positions.new_full((int(slots.max()) + 1,), -1)
-        newest.scatter_reduce_(0, slots, context.positions, "amax")
-        seen = context.positions > newest[slots] - self._drafter.context_size
-        return _rows(context, seen.nonzero().squeeze(1))
+    def take_in(self, context: DraftContext) -> None:
+        """Take in the context of a step, behind what waits for the same sequences."""
+        self.settle(context.state_slots)
+        self._store(context)
 
+    def put_off(self, context: DraftContext) -> None:
+        """Let the context of a step wait, as far as there is room."""
+        count = context.positions.shape[0]
+        if count == 0:
+            return
+        row_bytes = context.features.nbytes // count
+        most = MAX_BYTES // row_bytes
+        if self._size + count > most:
+            if self._size > 0:
+                self._keep(self._seen(self._owned(None)))
+            if self._size + count > max(most // 2, 1):
+                self.settle()
+        if count > most:
+            self._store(context)
+            return
+        self._reserve(self._size + count, most, context)
+        places = slice(self._size, self._size + count)
+        self._waiting.features[places] = context.features
+        self._waiting.positions[places] = context.positions
+        self._waiting.state_slots[places] = context.state_slots
+        self._size += count
 
-def _rows(context: DraftContext, rows: Tensor | slice) -> DraftContext:
-    return DraftContext(
-        context.features[rows], context.positions[rows], context.state_slots[rows], context.max_length
-    )
+    def settle(self, state_slots: Tensor | None = None) -> None:
+        """Take in what a proposal will see, to be called before anybody else touches these slots.
+
+        Args:
+            state_slots: [n] int32; None for all.
+        """
+        if self._size == 0 or (state_slots is not None and state_slots.shape[0] == 0):
+            return
+        owned = self._owned(state_slots)
+        context = self._rows(self._seen(owned))
+        self._forget(owned, state_slots is None)
+        if context.positions.shape[0] > 0:
+            self._store(context)
+
+    def drop(self, state_slots: Tensor) -> None:
+        """Forget what waits for these slots [n] int32: other sequences hold them now."""
+        if self._size > 0 and state_slots.shape[0] > 0:
+            self._forget(self._owned(state_slots), False)
+
+    def _store(self, context: DraftContext) -> None:
+        for start in range(0, max(1, context.positions.shape[0]), MAX_ROWS):
+            rows = slice(start, start + MAX_ROWS)
+            part = context.features[rows], context.positions[rows], context.state_slots[rows]
+            self._drafter.store_context(DraftContext(*part, context.max_length), self._caches)
+
+    def _owned(self, state_slots: Tensor | None) -> Tensor:
+        """[size] bool: rows that wait for these slots."""
+        owners = self._waiting.state_slots[: self._size].long()
+        if state_slots is None:
+            return owners != NOBODY
+        wanted = state_slots.long()
+        # One place more, for nobody: it is the last one.
+        size = int(max(owners.max(), wanted.max())) + 2
+        is_wanted = torch.zeros(size, dtype=torch.bool, device=owners.device)
+        is_wanted[wanted] = True
+        return is_wanted[owners]
+
+    def _seen(self, owned: Tensor) -> Tensor:
+        """[n] int64: those of the owned rows that the next proposals of their sequences see."""
+        rows = owned.nonzero().squeeze(1)
+        if rows.shape[0] == 0:
+            return rows
+        owners = self._waiting.state_slots[rows].long()
+        positions = self._waiting.positions[rows]
+        newest = positions.new_full((int(owners.max()) + 1,), -1)
+        newest.scatter_reduce_(0, owners, positions, "amax")
+        return rows[positions > newest[owners] - self._drafter.context_size]
+
+    def _rows(self, rows: Tensor) -> DraftContext:
+        waiting = self._waiting
+        part = waiting.features[rows], waiting.positions[rows], waiting.state_slots[rows]
+        return DraftContext(*part, waiting.max_length)
+
+    def _forget(self, owned: Tensor, is_all: bool) -> None:
+        if is_all:
+            self.clear()
+        else:
+            self._waiting.state_slots[: self._size][owned] = NOBODY
+
+    def _keep(self, rows: Tensor) -> None:
+        """Let these rows wait only."""
+        self._waiting, self._size = self._rows(rows), rows.shape[0]
+
+    def _reserve(self, size: int, most: int, like: DraftContext) -> None:
+        """Make room for `size` rows, and remember how long the sequences of `like` are."""
+        waiting = self._waiting
+        length = like.max_length if waiting is None else max(waiting.max_length, like.max_length)
+        if waiting is not None and size <= waiting.positions.shape[0]:
+            parts = waiting.features, waiting.positions, waiting.state_slots
+        else:
+            room = min(most, max(2 * size, MAX_ROWS))
+            parts = tuple(
+                part.new_empty(room, *part.shape[1:])
+                for part in (like.features, like.positions, like.state_slots)
+            )
+            if waiting is not None:
+                for part, old in zip(parts, (waiting.features, waiting.positions, waiting.state_slots)):
+                    part[: self._size] = old[: self._size]
+        self._waiting = DraftContext(*parts, length)

@@ -52,7 +52,7 @@ class SyntheticSteps:
         self._runner.prepare(batch, None)
         self._runner.forward()
         inputs = synthetic_inputs(size.num_seqs, size.num_tokens, self._context_tokens)
-        self._runner.sample(inputs, size.is_drafted)
+        self._runner.sample(inputs, size.num_seqs if size.is_drafted else 0)
 
 
 def synthetic_batch(

@@ -263,7 +263,7 @@ class FakeDevice:
         done = Done(
             np.ones(plan.num_seqs, np.int32),
             np.full((plan.num_seqs, 1 + k), NOTHING, np.int32),
-            np.full((plan.num_seqs, k), NOTHING, np.int32) if plan.wants_drafts else None,
+            np.full((plan.num_seqs, k), NOTHING, np.int32) if plan.num_drafting else None,
             np.zeros((plan.num_seqs, k), np.float32),
         )
         for s, seq_id in enumerate(plan.seq_ids):
@@ -293,7 +293,7 @@ class FakeDevice:
             self._copy(self.ring, self.copies(plan, "state_copies"))
             self._copy(self.kv, self.copies(plan, "block_copies"))
         for s, seq_id in enumerate(plan.seq_ids if done.drafts is not None else ()):
-            if running.num_sampled[s] == 0:
+            if running.num_sampled[s] == 0 or s < plan.num_seqs - plan.num_drafting:
                 continue
             seed, last = self.seeds[int(seq_id)], running.cu_rows[s + 1]
             first, count = last - int(running.num_sampled[s]), int(done.num_emitted[s])

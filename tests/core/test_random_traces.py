@@ -137,6 +137,7 @@ class Trace:
         faults = (self.random.random(rows) < 0.002).astype(np.uint8)
         drafts = self.random.integers(0, VOCAB, (seqs, k), np.int32)
         drafts[self.random.random((seqs, k)) < 0.1] = -1
+        drafts[: seqs - plan.num_drafting] = -1
         wanted = max(0, plan.max_num_logprobs)
         result = self.engine.commit(
             plan,
@@ -146,8 +147,8 @@ class Trace:
             top_ids=np.zeros((rows, wanted), np.int32),
             top_logprobs=np.zeros((rows, wanted), np.float32),
             faults=faults,
-            drafts=drafts if k and plan.wants_drafts else None,
-            confidences=self.random.random((seqs, k), np.float32) if k and plan.wants_drafts else None,
+            drafts=drafts if k and plan.num_drafting else None,
+            confidences=self.random.random((seqs, k), np.float32) if k and plan.num_drafting else None,
         )
         if not plan.is_prefill:
             ms = self.engine.step_ms(plan.num_seqs, plan.num_rows)

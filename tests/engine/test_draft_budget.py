@@ -135,8 +135,8 @@ def test_real_step_times_correct_the_curve(workload):
 def test_drafts_do_not_depend_on_when_context_is_taken_in(monkeypatch):
     """Where drafting pauses, context waits; a probe then proposes what it would have proposed anyway."""
     prompts = [list(tokens) for tokens in bundled_prompts()[::7]]
-    params = [SamplingParams(temperature=0, max_tokens=60 + 25 * (i % 3), ignore_eos=True) for i in range(8)]
-    take, sample = PendingContext.add, ModelRunner.sample
+    params = [SamplingParams(temperature=0, max_tokens=75 + 25 * (i % 3), ignore_eos=True) for i in range(8)]
+    put_off, sample = PendingContext.put_off, ModelRunner.sample
     waiting: list[int] = []
     drafts: list[Any] = []
 
@@ -147,25 +147,26 @@ def test_drafts_do_not_depend_on_when_context_is_taken_in(monkeypatch):
 
     def run() -> tuple[Any, list[Any]]:
         drafts.clear()
-        with make("without drafting", max_num_seqs=3, settings={"use_async_scheduling": False}) as llm:
+        with make("without drafting", max_num_seqs=6, settings={"use_async_scheduling": False}) as llm:
             drafts.clear()
             with watched(llm, BelievingCore):
                 found = facts(generate(llm, prompts, params))
         return found, list(drafts)
 
-    def counted(pending: PendingContext, context: Any, may_wait: bool) -> None:
-        waiting.append(may_wait)
-        take(pending, context, may_wait)
+    def counted(pending: PendingContext, context: Any) -> None:
+        waiting.append(context.positions.shape[0])
+        put_off(pending, context)
 
     monkeypatch.setattr(ModelRunner, "sample", recorded)
-    monkeypatch.setattr(PendingContext, "add", counted)
+    monkeypatch.setattr(PendingContext, "put_off", counted)
     late = run()
-    assert sum(waiting) > 200, "context waited"
-    monkeypatch.setattr(
-        PendingContext, "add", lambda pending, context, may_wait: take(pending, context, False)
-    )
+    assert len(waiting) > 200, "context waited"
+    assert max(waiting) > 6, "of prompts, too"
+    monkeypatch.setattr(PendingContext, "put_off", PendingContext.take_in)
     assert run() == late
-    assert sum(step is not None for step in late[1]) > 5 and None in late[1]
+    proposed = [step for step in late[1] if step is not None]
+    assert len(proposed) > 5 and None in late[1]
+    assert any([-1] * 5 in step and step[-1] != [-1] * 5 for step in proposed), "a probe of some"
 
 
 def test_statistics(workload):

@@ -200,6 +200,8 @@ private:
             emitted.push_back(1 + below(std::max(1, entry.num_samples)));
         std::vector<int32_t> drafts(plan->sequences.size() * static_cast<size_t>(config_.num_draft_tokens));
         for (int32_t& draft : drafts) draft = below(kVocab + 4) < 4 ? -1 : below(kVocab);
+        const int64_t num_idle = int64_t{plan->num_seqs() - plan->num_drafting()} * config_.num_draft_tokens;
+        std::fill_n(drafts.begin(), num_idle, -1);
         std::vector<float> confidences(drafts.size());
         for (float& confidence : confidences) confidence = static_cast<float>(below(101)) / 100.0f;
         StepOutcome outcome;
@@ -210,14 +212,14 @@ private:
         outcome.top_logprobs = top_logprobs;
         outcome.top_width = static_cast<int32_t>(width);
         outcome.faults = faults;
-        if (plan->wants_drafts) {
+        if (plan->num_drafting() > 0) {
             outcome.drafts = drafts;
             outcome.confidences = confidences;
             outcome.draft_width = config_.num_draft_tokens;
         }
         core_.commit(*plan, outcome);
         if (!plan->is_prefill()) {
-            core_.add_step_time(plan->num_seqs(), plan->num_rows, 1 + below(9), plan->wants_drafts,
+            core_.add_step_time(plan->num_seqs(), plan->num_rows, 1 + below(9), plan->num_drafting() > 0,
                                 plan->num_rows);
         }
         ++num_commits_;
