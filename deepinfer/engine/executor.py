@@ -95,13 +95,17 @@ class Executor:
         return self._launch(run)
 
     def run(self, work: Callable[..., Any], *args: Any) -> Future[Any]:
-        """Queue other work on the device's memory, in order with the steps around it."""
+        """Queue other work on the device's pools, in order with the steps around it."""
 
         def run() -> Any:
             self._runner.settle()
             return work(*args)
 
         return self._launch(run)
+
+    def run_beside(self, work: Callable[..., Any], *args: Any) -> Future[Any]:
+        """Queue other work likewise, which leaves the pools alone."""
+        return self._launch(work, *args)
 
     def pause(self) -> None:
         """The host has nothing to launch: the time until the next launch is no one's idle time."""

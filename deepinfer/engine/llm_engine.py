@@ -373,7 +373,7 @@ class LLMEngine:
             grammars = structured.step(plan, inputs)
         if inputs.host["is_ratio"].any():
             idle = self._idle_slots(inputs_of_forward[2], gate)
-            self._executor.run(self.model_runner.draft_scores.release, idle)
+            self._executor.run_beside(self.model_runner.draft_scores.release, idle)
         sampled = self._executor.sample(inputs, plan.num_drafting, grammars)
         self._in_flight = _InFlight(plan, sampled, gate)
         if not self._is_async:

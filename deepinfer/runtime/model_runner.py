@@ -270,7 +270,7 @@ class ModelRunner:
 
     def _ratio_verifier(self, batch: Batch, inputs: SamplingInputs) -> RatioVerifier | None:
         """How rows of ratio requests draw; None where no row tests such a request's draft."""
-        if batch.is_prefill or self._drafter is None or not inputs.host["is_ratio"].any():
+        if batch.is_prefill or not self.draft_scores.is_allocated or not inputs.host["is_ratio"].any():
             return None
         seqs = batch.row_seq[batch.output_rows.long()].long()
         rows = torch.arange(seqs.shape[0], device=seqs.device)
