@@ -187,7 +187,7 @@ run)
     ;;
 test)
     set_up
-    exec "$python" -m pytest --numprocesses auto --dist loadfile "$@"
+    exec "$python" -m pytest --numprocesses auto --dist worksteal "$@"
     ;;
 -h | --help | help) usage ;;
 *) die "unknown command '$command': use ./build.sh, ./build.sh run or ./build.sh test" ;;

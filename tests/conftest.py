@@ -34,6 +34,12 @@ def seed_of(test_id: str) -> int:
     return zlib.crc32(test_id.encode())
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests come first, so that no process runs one when the others have nothing left."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 @pytest.fixture(autouse=True)
 def seed(request: pytest.FixtureRequest) -> int:
     """Seeds Python, numpy and torch (where the test's modules have loaded them) and gives the number."""

@@ -170,7 +170,7 @@ def test_run_and_test_pass_their_arguments_on(machine: Machine):
     assert "ran examples/offline_inference.py --prompt two words" in result.stdout
     result = machine.build("test", "-k", "a or b")
     assert result.returncode == 0, result.stderr
-    assert "ran -m pytest --numprocesses auto --dist loadfile -k a or b" in result.stdout
+    assert "ran -m pytest --numprocesses auto --dist worksteal -k a or b" in result.stdout
 
 
 def test_an_unknown_command_names_the_known_ones(machine: Machine):
