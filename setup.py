@@ -37,6 +37,7 @@ CXX_FLAGS = [
     *"-std=c++20 -O3 -ffp-contract=off -fPIC -pthread -fvisibility=hidden".split(),
     *"-Wall -Wextra -Wpedantic -Werror".split(),
 ]
+BINDING_FLAGS = ["-O1"]  # they only call the code whose speed matters, and would take most of the time
 # A statically linked libstdc++ must stay private: mixed with the one that torch loads, exceptions crash.
 PRIVATE_LIBS = ["-Wl,--exclude-libs,ALL"] if sys.platform == "linux" else []
 LINK_FLAGS = [*"-shared -pthread".split(), *PRIVATE_LIBS]
@@ -193,8 +194,9 @@ class BuildNative(build_ext):
         for source in native.module_sources(name):
             relative = source.relative_to(ROOT)
             out = work / relative.with_suffix(".o")
+            flags = BINDING_FLAGS if source.parent.name == "bindings" else []
             files = ["-MF", str(out.with_suffix(".d")), "-c", str(relative), "-o", str(out)]
-            units.append(Compile(source, out, [*start, "-MMD", *files]))
+            units.append(Compile(source, out, [*start, "-MMD", *flags, *files]))
         return units
 
     def _link_command(self, units: list[Compile]) -> list[str]:
