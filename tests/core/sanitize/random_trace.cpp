@@ -66,7 +66,8 @@ public:
     void finish() {
         while (!plans_.empty() || core_.counts().num_running + core_.counts().num_waiting > 0) {
             if (plans_.empty()) {
-                schedule();
+                // A prefix from outside may hold what a sequence needs until it is settled.
+                for (int i = 0; i < 8 && plans_.empty(); ++i) schedule();
                 DI_CHECK(!plans_.empty(), "an idle engine has work that it does not schedule");
             } else {
                 commit();
