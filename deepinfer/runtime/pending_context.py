@@ -6,6 +6,8 @@ only. So what is put off for long, or belongs to a sequence that has ended, is n
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 from torch import Tensor
 
@@ -49,22 +51,12 @@ class PendingContext:
         count = context.positions.shape[0]
         if count == 0:
             return
-        row_bytes = context.features.nbytes // count
-        most = MAX_BYTES // row_bytes
-        if self._size + count > most:
-            if self._size > 0:
-                self._keep(self._seen(self._owned(None)))
-            if self._size + count > max(most // 2, 1):
-                self.settle()
-        if count > most:
+        if self._size + count > self._room:
+            self._make_room(context)
+        if count > self._room:
             self._store(context)
             return
-        self._reserve(self._size + count, most, context)
-        places = slice(self._size, self._size + count)
-        self._waiting.features[places] = context.features
-        self._waiting.positions[places] = context.positions
-        self._waiting.state_slots[places] = context.state_slots
-        self._size += count
+        self._write(context)
 
     def settle(self, state_slots: Tensor | None = None) -> None:
         """Take in what a proposal will see, to be called before anybody else touches these slots.
@@ -125,23 +117,39 @@ class PendingContext:
         else:
             self._waiting.state_slots[: self._size][owned] = NOBODY
 
-    def _keep(self, rows: Tensor) -> None:
-        """Let these rows wait only."""
-        self._waiting, self._size = self._rows(rows), rows.shape[0]
+    @property
+    def _room(self) -> int:
+        return 0 if self._waiting is None else self._waiting.positions.shape[0]
 
-    def _reserve(self, size: int, most: int, like: DraftContext) -> None:
-        """Make room for `size` rows, and remember how long the sequences of `like` are."""
-        waiting = self._waiting
-        length = like.max_length if waiting is None else max(waiting.max_length, like.max_length)
-        if waiting is not None and size <= waiting.positions.shape[0]:
-            parts = waiting.features, waiting.positions, waiting.state_slots
-        else:
-            room = min(most, max(2 * size, MAX_ROWS))
-            parts = tuple(
-                part.new_empty(room, *part.shape[1:])
-                for part in (like.features, like.positions, like.state_slots)
-            )
-            if waiting is not None:
-                for part, old in zip(parts, (waiting.features, waiting.positions, waiting.state_slots)):
-                    part[: self._size] = old[: self._size]
-        self._waiting = DraftContext(*parts, length)
+    def _make_room(self, context: DraftContext) -> None:
+        """Let what nobody will see wait no more; then move to more room, if there was little, or settle."""
+        count = context.positions.shape[0]
+        most = MAX_BYTES // (context.features.nbytes // count)
+        kept = None
+        if self._size > 0:
+            kept = self._rows(self._seen(self._owned(None)))
+            self._size = kept.positions.shape[0]
+        size = self._size + count
+        if size > max(most // 2, 1):
+            if kept is not None:
+                self._store(kept)
+            self.clear()
+            kept, size = None, count
+        if 2 * size > self._room:
+            room = min(most, max(3 * size, MAX_ROWS))
+            names = context.features, context.positions, context.state_slots
+            parts = (part.new_empty(room, *part.shape[1:]) for part in names)
+            self._waiting = DraftContext(*parts, 0 if kept is None else kept.max_length)
+        self._size = 0
+        if kept is not None:
+            self._write(kept)
+
+    def _write(self, context: DraftContext) -> None:
+        """Behind what waits; there is room."""
+        waiting, places = self._waiting, slice(self._size, self._size + context.positions.shape[0])
+        waiting.features[places] = context.features
+        waiting.positions[places] = context.positions
+        waiting.state_slots[places] = context.state_slots
+        self._size = places.stop
+        if context.max_length > waiting.max_length:
+            self._waiting = dataclasses.replace(waiting, max_length=context.max_length)
