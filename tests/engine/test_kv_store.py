@@ -21,7 +21,7 @@ from deepinfer.kv_transfer.memory_store import MemoryStore
 from deepinfer.kv_transfer.store import Buffer, KVStore, StoredEntry, StoreStats
 from deepinfer.sampling_params import SamplingParams
 from deepinfer.settings import Settings
-from tests.support.engines import assert_idle, facts, generate, greedy, make_llm, prompt_of
+from tests.support.engines import PLAIN_STEPS, assert_idle, facts, generate, greedy, make_llm, prompt_of
 from tests.support.paths import V41_TINY
 from tests.support.process import run
 
@@ -35,8 +35,8 @@ def store() -> Iterator[KVStore]:
 
 
 def answers(prompts: list[list[int]], params: SamplingParams, **options: object) -> list[object]:
-    """Facts of an engine without a store or a prefix cache."""
-    with make_llm(enable_prefix_caching=False, **options) as llm:
+    """Facts of a plain engine without a store or a prefix cache."""
+    with make_llm(enable_prefix_caching=False, **{**options, "settings": PLAIN_STEPS}) as llm:
         return facts(generate(llm, prompts, params))
 
 
@@ -55,7 +55,7 @@ def test_a_new_engine_resumes(tmp_path: Path, kind: str, use_async: bool, num_dr
     prompts = prompts_of(127, 128, 129, 255, 256, 257, 300, 700)
     params = SamplingParams(temperature=0.8, max_tokens=8, seed=5, logprobs=1, ignore_eos=True)
     settings = Settings(use_async_scheduling=use_async, num_draft_tokens=num_drafts)
-    expected = answers(prompts, params, settings=settings)
+    expected = answers(prompts, params)
     with make_llm(settings=settings, kv_store=store) as llm:
         outputs = generate(llm, prompts, params)
         assert facts(outputs) == expected and set(cached(outputs)) == {0}

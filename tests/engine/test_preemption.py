@@ -10,10 +10,19 @@ import pytest
 
 from deepinfer.sampling_params import SamplingParams
 from tests.engine.equalities import Case, Outcome, differences, run_alone, run_together
-from tests.support.engines import WatchedCore, assert_idle, facts, generate, make_cold_llm, prompt_of, watched
+from tests.support.engines import (
+    PLAIN_STEPS,
+    WatchedCore,
+    assert_idle,
+    facts,
+    generate,
+    make_cold_llm,
+    prompt_of,
+    watched,
+)
 
 CASES = tuple(
-    Case(length, style, num_outputs=14)
+    Case(length, style, num_outputs=10)
     for length, style in [
         (1, "random"),
         (9, "greedy"),
@@ -32,7 +41,7 @@ CASES = tuple(
 
 @functools.cache
 def expected(model: str) -> Outcome:
-    with make_cold_llm(model) as llm:
+    with make_cold_llm(model, settings=PLAIN_STEPS) as llm:
         return run_alone(llm, CASES)
 
 
@@ -75,13 +84,13 @@ def test_preempted_at_random_points(model, seed):
 
 def test_preempted_for_lack_of_blocks():
     """Eight requests of one block each are admitted; most need a second one before they end."""
-    lengths = (30, 70, 75, 80, 84, 88, 90, 94)
+    lengths = (60, 86, 88, 89, 90, 91, 93, 95)
     prompts = [prompt_of(length) for length in lengths]
     params = [
-        SamplingParams(temperature=place % 2, seed=place, max_tokens=60, ignore_eos=True, logprobs=1)
+        SamplingParams(temperature=place % 2, seed=place, max_tokens=48, ignore_eos=True, logprobs=1)
         for place in range(len(lengths))
     ]
-    with make_cold_llm() as llm:
+    with make_cold_llm(settings=PLAIN_STEPS) as llm:
         want = facts(generate(llm, prompts, params))
     limits = {"max_num_seqs": 8, "max_model_len": 256, "num_blocks": 12, "preemption_mode": "recompute"}
     with make_cold_llm(**limits) as llm:
@@ -104,9 +113,9 @@ def test_scores_of_the_prompt_survive_preemption(seed):
 
 def test_preempted_requests_can_be_ended_instead():
     limits = {"max_num_seqs": 8, "max_model_len": 256, "num_blocks": 6, "stop_preempted_request": True}
-    prompts = [prompt_of(length) for length in (80, 85, 90, 94)]
-    params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
-    with make_cold_llm() as llm:
+    prompts = [prompt_of(length) for length in (90, 91, 93, 95)]
+    params = SamplingParams(temperature=0, max_tokens=48, ignore_eos=True)
+    with make_cold_llm(settings=PLAIN_STEPS) as llm:
         want = [output.outputs[0].token_ids for output in generate(llm, prompts, params)]
     with make_cold_llm(**limits) as llm:
         samples = [output.outputs[0] for output in generate(llm, prompts, params)]

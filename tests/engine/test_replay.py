@@ -17,7 +17,9 @@ from tests.support.engines import assert_idle, facts, generate, greedy, make_llm
 from tests.support.models import load_config
 
 KEEP = 134
-LENGTHS = (*range(127, 142), *range(255, 271))
+PLAIN = {"num_draft_tokens": 0, "use_async_scheduling": False}
+# One below, at and above: a window, K, two blocks, and K behind a block.
+LENGTHS = tuple(n + side for n in (128, KEEP, 256, 128 + KEEP) for side in (-1, 0, 1)) + (140, 270)
 CASES = tuple(cases_of((1, 128, 133, 134, 135, 141, 256, 263, 300)))
 
 
@@ -31,12 +33,12 @@ def llm_of(mode: str, **limits) -> LLM:
 
 @functools.cache
 def expected() -> Outcome:
-    with llm_of("compact") as llm:
+    with make_llm(settings=settings_of("compact", **PLAIN)) as llm:
         return run_alone(llm, CASES)
 
 
 def test_compact_is_mask_and_removes_rows():
-    """Every length around the window, K and two blocks; prompts of one step, then tokens with drafts."""
+    """Lengths around the window, K and two blocks; prompts of one step, then tokens with drafts."""
     prompts = [list(prompt_of(length)) for length in LENGTHS]
     results, rows = {}, {}
     for mode in ("off", "mask", "compact"):
@@ -73,15 +75,14 @@ def test_batches_chunks_and_drafts_change_nothing(limits, options):
 
 # The first ones are cut no more when their outputs make them longer than K, the others cut where they were.
 LONG_CASES = tuple(
-    Case(length, style, 30)
-    for length in (120, 133, 134, 135, 150, 256, 262, 300)
-    for style in ("greedy", "random")
+    Case(length, ("greedy", "random")[place % 2], 16)
+    for place, length in enumerate((124, 133, 134, 135, 150, 256, 262, 300, 123, 136))
 )
 
 
 @functools.cache
 def long_expected() -> Outcome:
-    with llm_of("compact", enable_prefix_caching=False) as llm:
+    with make_llm(settings=settings_of("compact", **PLAIN), enable_prefix_caching=False) as llm:
         return run_alone(llm, LONG_CASES)
 
 

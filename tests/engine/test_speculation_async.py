@@ -226,8 +226,14 @@ def drive(engine: Any, errors: type[BaseException] | tuple[type[BaseException], 
     return done, count
 
 
-@pytest.mark.parametrize("error", [RuntimeError("broken"), MemoryError("full"), SystemExit(3)])
-@pytest.mark.parametrize("what", ["forward", "sample", "_propose", "_verify"])
+@pytest.mark.parametrize(
+    ("what", "error"),
+    [
+        *((what, RuntimeError("broken")) for what in ("forward", "sample", "_propose", "_verify")),
+        ("sample", MemoryError("full")),
+        ("forward", SystemExit(3)),
+    ],
+)
 def test_a_fault_of_the_device_reaches_the_caller_and_loses_nothing(llm, want, what, error):
     """Every fifth call fails, with a step before it uncommitted and one behind it launched."""
     original = getattr(ModelRunner, what)

@@ -76,12 +76,16 @@ def run(llm: Any, rows: Rows) -> list[RequestOutput]:
 _expected: weakref.WeakKeyDictionary[Any, dict[Any, list[RequestOutput]]] = weakref.WeakKeyDictionary()
 
 
-def check_same(plain: Any, drafting: Any, rows: Rows) -> tuple[list[RequestOutput], int]:
-    """Runs the rows in both engines; the outputs, and how many tokens were emitted behind an end."""
+def run_once(plain: Any, rows: Rows) -> list[RequestOutput]:
     known = _expected.setdefault(plain, {})
     if tuple(rows) not in known:
         known[tuple(rows)] = run(plain, rows)
-    expected = known[tuple(rows)]
+    return known[tuple(rows)]
+
+
+def check_same(plain: Any, drafting: Any, rows: Rows) -> tuple[list[RequestOutput], int]:
+    """Runs the rows in both engines; the outputs, and how many tokens were emitted behind an end."""
+    expected = run_once(plain, rows)
     with watched(drafting, CutCore) as core:
         actual = run(drafting, rows)
     for (place, params), got, want in zip(rows, facts(actual), facts(expected), strict=True):
@@ -145,14 +149,14 @@ FEATURES: dict[str, dict[str, Any]] = {
 
 
 def test_features_of_choice(plain, drafting):
+    """Each greedy and at random, on one of two prompts in turn."""
     rows = [
         (place, SamplingParams(**({"max_tokens": 22, "ignore_eos": True, "logprobs": 0} | shape | options)))
-        for place in (QUESTION, STORY)
-        for shape in (GREEDY, RANDOM)
-        for options in FEATURES.values()
+        for row, options in enumerate(FEATURES.values())
+        for place, shape in zip((QUESTION, STORY), (GREEDY, RANDOM) if row % 2 else (RANDOM, GREEDY))
     ]
     expected, _ = check_same(plain, drafting, rows)
-    assert len({tuple(output.outputs[0].token_ids) for output in expected}) > 24
+    assert len({tuple(output.outputs[0].token_ids) for output in expected}) > 16
 
 
 @pytest.mark.parametrize("mode", ["temperature", "processed"])
@@ -209,41 +213,44 @@ def test_forced_tokens(plain, drafting):
 def test_exact_counts(plain, drafting, style):
     shape = {"greedy": GREEDY, "random": RANDOM}[style]
     tokens, _ = plain_text(style)
-    rows = [(STORY, SamplingParams(max_tokens=n, ignore_eos=True, logprobs=1, **shape)) for n in range(1, 21)]
+    rows = [(STORY, SamplingParams(max_tokens=n, ignore_eos=True, logprobs=1, **shape)) for n in range(1, 14)]
     expected, _ = check_same(plain, drafting, rows)
     for count, output in enumerate(expected, 1):
         (sample,) = output.outputs
         assert (sample.token_ids, sample.finish_reason) == (tokens[:count], "length")
 
 
-def test_the_context_ends_inside_a_run(plain, drafting):
-    """Room for 1 ... 20 tokens behind the prompt."""
-    limit = 160
+@functools.cache
+def up_to_the_end(settings: Settings) -> list[RequestOutput]:
+    """Outputs of prompts that leave room for 1 ... 13 tokens."""
+    limit = 140
     joined = [token for place in range(STORY, 32) for token in prompt(place)[1:]]
-    prompts = [[0, *joined[: limit - 1 - room]] for room in range(1, 21)]
+    prompts = [[0, *joined[: limit - 1 - room]] for room in range(1, 14)]
+    with make_llm("v41-tiny", settings=settings, max_model_len=limit, num_blocks=28) as llm:
+        params = SamplingParams(max_tokens=None, ignore_eos=True, logprobs=1, **GREEDY)
+        return generate(llm, prompts, params)
+
+
+def test_the_context_ends_inside_a_run(plain, drafting):
+    """Room for 1 ... 13 tokens behind the prompt."""
     settings = Settings(
         num_draft_tokens=drafting.llm_engine.scheduler_config.num_draft_tokens,
         use_async_scheduling=drafting.llm_engine._is_async,
     )
-    found = []
-    for each in (PLAIN_STEPS, settings):
-        with make_llm("v41-tiny", settings=each, max_model_len=limit, num_blocks=42) as llm:
-            found.append(
-                generate(llm, prompts, SamplingParams(max_tokens=None, ignore_eos=True, logprobs=1, **GREEDY))
-            )
-    assert facts(found[1]) == facts(found[0])
-    for room, output in enumerate(found[1], 1):
+    outputs = up_to_the_end(settings)
+    assert facts(outputs) == facts(up_to_the_end(PLAIN_STEPS))
+    for room, output in enumerate(outputs, 1):
         assert len(output.outputs[0].token_ids) == room
         assert output.outputs[0].finish_reason == "length"
 
 
 @pytest.mark.parametrize("style", ["greedy", "random"])
 def test_stop_tokens_inside_a_run(plain, drafting, style):
-    """Every token of the text in turn stops it, as a stop token, as EOS, and not before the minimum."""
+    """Each token of two runs in turn stops them, as a stop token, as EOS, and not before the minimum."""
     shape = {"greedy": GREEDY, "random": RANDOM}[style]
     tokens, _ = plain_text(style)
     rows: Rows = []
-    for place in range(20):
+    for place in range(12):
         stop = {"stop_token_ids": [tokens[place]]}
         for options in (stop, {"eos_id": tokens[place]}, stop | {"min_tokens": place + 2}):
             rows.append((STORY, SamplingParams(max_tokens=30, logprobs=0, **shape, **options)))
@@ -269,7 +276,7 @@ def test_stop_strings_inside_a_run(plain, drafting, style):
             STORY,
             SamplingParams(max_tokens=40, logprobs=0, ignore_eos=True, stop=text[at : at + size], **shape),
         )
-        for at in range(3, 60, 3)
+        for at in range(3, 60, 4)
         for size in (1, 4)
     ]
     rows += [
@@ -279,7 +286,7 @@ def test_stop_strings_inside_a_run(plain, drafting, style):
     ]
     expected, num_cut = check_same(plain, drafting, rows)
     assert (num_cut > 0) == is_cut(drafting)
-    for (_, params), output in zip(rows[:38], expected, strict=False):
+    for (_, params), output in zip(rows[:30], expected, strict=False):
         (sample,) = output.outputs
         assert (sample.finish_reason, sample.stop_reason) == ("stop", params.stop[0])
         assert sample.text == text[: text.index(params.stop[0])]
@@ -301,12 +308,12 @@ def test_eos_inside_a_run(plain, drafting):
 # --- steps from outside -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("num_steps", range(8))
-def test_abort_after_some_steps(drafting, num_steps):
+@pytest.mark.parametrize("num_steps", [0, 1, 2, 4, 7])
+def test_abort_after_some_steps(plain, drafting, num_steps):
     """What an aborted request has so far is the beginning of its text; its neighbour does not notice."""
     engine = drafting.llm_engine
     params = SamplingParams(max_tokens=60, ignore_eos=True, logprobs=1, **RANDOM)
-    whole = facts(run(drafting, [(STORY, params), (SECOND_STORY, params)]))
+    whole = facts(run_once(plain, [(STORY, params), (SECOND_STORY, params)]))
     engine.add_request("stays", prompt(STORY), params)
     engine.add_request("goes", prompt(SECOND_STORY), params)
     for _ in range(num_steps):
@@ -334,7 +341,7 @@ def test_streams_grow_and_end_as_the_whole(plain, drafting):
         for place in (QUESTION, STORY)
         for shape in (GREEDY, RANDOM, GREEDY | {"stop": "ay"})
     ]
-    expected = facts(run(plain, rows))
+    expected = facts(run_once(plain, rows))
     engine = drafting.llm_engine
     for row, (place, params) in enumerate(rows):
         engine.add_request(str(row), prompt(place), params, stream=True)
@@ -365,13 +372,12 @@ def test_small_chunks_and_a_small_pool(plain):
             place,
             SamplingParams(**({"max_tokens": 130, "ignore_eos": True} | shape | FEATURES["all together"])),
         )
-        for place in (STORY, SECOND_STORY, 33, 36)
-        for shape in (GREEDY, RANDOM)
+        for place, shape in ((STORY, GREEDY), (SECOND_STORY, RANDOM), (33, RANDOM), (36, GREEDY))
     ]
     expected = facts(run(plain, rows))
     settings = ENGINES["5 drafts, async"]
-    # 16 sequences that come to need two blocks each, in a pool of 12.
-    options = {"max_num_seqs": 16, "max_num_batched_tokens": 96, "num_blocks": 13, "max_model_len": 512}
+    # 8 sequences that come to need two blocks each, in a pool of 6.
+    options = {"max_num_seqs": 8, "max_num_batched_tokens": 96, "num_blocks": 7, "max_model_len": 512}
     with make_llm("v41-tiny", settings=settings, **options) as llm:
         assert facts(run(llm, rows)) == expected
         assert llm.llm_engine.stats.num_preemptions > 0

@@ -29,7 +29,8 @@ BACKTRACKING = 6
 RING = WINDOW + BACKTRACKING
 KEEP = 140
 STEPS = 3
-LENGTHS = [*range(127, 142), *range(255, 271)]
+# One below, at and above: a window, a ring, K, two blocks, and K behind a group of each ratio.
+LENGTHS = [n + side for n in (128, RING, KEEP, 256, 260, 268) for side in (-1, 0, 1)] + [262, 270]
 OFF, MASK, COMPACT = ReplayMode.OFF, ReplayMode.MASK, ReplayMode.COMPACT
 
 

@@ -17,10 +17,15 @@ from tests.support.paths import ROOT
 from tests.support.process import clean_env, run
 
 SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
+# Without pybind11, which would take most of the time.
 MODULE = """
-#include <pybind11/pybind11.h>
+#include <Python.h>
 #include "{room}/answer.hpp"
-PYBIND11_MODULE({name}, m) {{ m.def("answer", &answer); }}
+static PyObject* call(PyObject*, PyObject*) {{ return PyLong_FromLong(answer()); }}
+static PyMethodDef methods[] = {{{{"answer", call, METH_NOARGS, nullptr}}, {{nullptr, nullptr, 0, nullptr}}}};
+static PyModuleDef definition = {{
+    PyModuleDef_HEAD_INIT, "{name}", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr}};
+PyMODINIT_FUNC PyInit_{name}() {{ return PyModule_Create(&definition); }}
 """
 
 

@@ -1,4 +1,4 @@
-"""Engines over the bundled models. They share one copy of the weights, so a test can make several.
+"""Engines over the bundled models. They share one copy of weights and tokenizer, so a test can make several.
 
 llm = make_llm("v41-tiny", max_num_seqs=4, max_num_batched_tokens=129)
 facts(llm.generate(prompts, params, use_tqdm=False))     # all that has to be equal between two runs
@@ -24,7 +24,7 @@ from tests.support.paths import MODELS
 # One token per request and step, committed at once: for tests that count steps or stop between them.
 PLAIN_STEPS = Settings(num_draft_tokens=0, use_async_scheduling=False)
 
-_load_model = parts.load_model
+_load_model, _load_tokenizer = parts.load_model, parts.load_tokenizer
 _loaded: dict[Any, Any] = {}
 
 
@@ -35,9 +35,16 @@ def _load_once(checkpoint: Any, arithmetic: Any, **options: Any) -> Any:
     return _loaded[key]
 
 
+def _load_tokenizer_once(checkpoint: Any, *which: Any) -> Any:
+    key = checkpoint.path, which
+    if key not in _loaded:
+        _loaded[key] = _load_tokenizer(checkpoint, *which)
+    return _loaded[key]
+
+
 def shared_weights() -> Any:
-    """While it is entered, engines take the one copy of a model's weights."""
-    return mock.patch.object(parts, "load_model", _load_once)
+    """While it is entered, engines take the one copy of a model's weights, and of its tokenizer."""
+    return mock.patch.multiple(parts, load_model=_load_once, load_tokenizer=_load_tokenizer_once)
 
 
 def make_llm(name: str = "v41-tiny", *, settings: Settings | None = None, **kwargs: Any) -> LLM:
