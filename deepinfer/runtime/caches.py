@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from deepinfer.runtime.cache_layout import CacheLayout, CompressionRing, PagedSection, WindowRing
+from tilelang_ops.kv_cache import copy_rows
 
 
 @dataclass
@@ -104,11 +105,11 @@ class Caches:
 
     def copy_slots(self, copies: Tensor) -> None:
         """Copy whole slots, int32 [n, 2] of (source, target); sources are read before targets are written."""
-        _copy_rows(self.slots, copies)
+        copy_rows(self.slots, copies)
 
     def copy_blocks(self, copies: Tensor) -> None:
         """Copy whole blocks, as `copy_slots`."""
-        _copy_rows(self.blocks, copies)
+        copy_rows(self.blocks, copies)
 
     def _window_view(self, window: WindowRing) -> Tensor:
         return self._fields(self.slots, window.offset, window.ring, window.record_bytes)
@@ -138,8 +139,3 @@ class Caches:
         floats = pool.view(torch.float32)
         width = num_bytes // 4
         return floats.as_strided((pool.shape[0], count, width), (floats.shape[1], width, 1), offset // 4)
-
-
-def _copy_rows(pool: Tensor, copies: Tensor) -> None:
-    if copies.shape[0] > 0:
-        pool.index_copy_(0, copies[:, 1].long(), pool.index_select(0, copies[:, 0]))

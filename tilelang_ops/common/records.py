@@ -6,6 +6,7 @@ multiple of a record, so all records of a pool are rows of one contiguous matrix
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 
@@ -32,3 +33,21 @@ def rows_per_part(pool: Tensor) -> int:
         f"{pool.stride()=}"
     )
     return pool.stride(0) // fields
+
+
+def flat_words(pool: Tensor) -> tuple[Tensor, int, int]:
+    """A pool [parts, records, fields] as 32-bit words, for kernels that move bytes.
+
+    Returns:
+        [size, lanes] int32 alias from its first word to its last; the distance of two parts in rows of it;
+        lanes, 4 where every record starts at a multiple of 16 bytes, else 1.
+    """
+    parts, records, fields = pool.shape
+    stride = pool.stride(0) if parts > 1 else records * fields
+    scale = 4 // pool.element_size()
+    assert pool.stride(2) == 1 and fields % scale == stride % scale == 0, f"{pool.stride()=}"
+    size = (parts - 1) * stride + records * fields
+    words = pool.as_strided((size,), (1,), pool.storage_offset()).view(torch.int32)
+    stride, fields = stride // scale, fields // scale
+    lanes = 4 if stride % 4 == 0 and fields % 4 == 0 and words.data_ptr() % 16 == 0 else 1
+    return words.view(-1, lanes), stride // lanes, lanes

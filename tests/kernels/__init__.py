@@ -1,0 +1,1 @@
+"""Kernels against the references of their operators."""

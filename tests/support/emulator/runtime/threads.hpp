@@ -1,0 +1,194 @@
+// The threads of one block, as cooperative fibers: each runs until it waits for its warp or its block.
+//
+// Threads run in ascending order, or descending in a reversed run: where a barrier is missing between them the
+// two differ. Threads that wait for each other at different collectives stop the program.
+#pragma once
+#include <ucontext.h>
+
+#include <functional>
+#include <memory>
+
+#include "arithmetic.hpp"
+
+namespace emulator {
+
+inline constexpr int WARP = 32;
+inline constexpr int MAX_THREADS = 1024;
+inline constexpr size_t STACK_BYTES = 1 << 18;
+
+enum class Waiting { NOT, WARP, BLOCK };
+
+struct Fiber {
+    ucontext_t context;
+    std::unique_ptr<char[]> stack;
+    bool is_done;
+    Waiting waiting;
+};
+
+struct Block {
+    std::vector<Fiber> fibers;  // kept for the next block: stacks are dear
+    int count = 0, current = 0;
+    bool has_failed = false;
+    ucontext_t scheduler;
+    std::function<void()> body;
+    uint64_t exchange[MAX_THREADS];
+    bool votes[MAX_THREADS];
+};
+inline Block block;
+
+inline int thread() { return block.current; }
+inline int lane() { return block.current % WARP; }
+inline int warp() { return block.current / WARP; }
+
+inline void fiber_main() {
+    try {
+        block.body();
+    } catch (Failure&) {
+        block.has_failed = true;
+    }
+    block.fibers[block.current].is_done = true;
+    swapcontext(&block.fibers[block.current].context, &block.scheduler);
+}
+
+inline void wait(Waiting what) {
+    Fiber& self = block.fibers[block.current];
+    self.waiting = what;
+    swapcontext(&self.context, &block.scheduler);
+}
+
+inline void sync_block() { wait(Waiting::BLOCK); }
+inline void sync_warp() { wait(Waiting::WARP); }
+
+// The thread that carries out what all threads of the block do together.
+inline bool is_leader() {
+    for (int k = 0; k < block.count; ++k) {
+        if (!block.fibers[k].is_done) return k == block.current;
+    }
+    return false;
+}
+
+// Lets threads on whose whole group waits for the same thing; false when nobody can go on.
+inline bool release() {
+    bool any = false;
+    int alive = 0, at_block = 0;
+    for (int first = 0; first < block.count; first += WARP) {
+        const int last = std::min(block.count, first + WARP);
+        int in_warp = 0, at_warp = 0;
+        for (int k = first; k < last; ++k) {
+            const Fiber& fiber = block.fibers[k];
+            in_warp += !fiber.is_done;
+            at_warp += !fiber.is_done && fiber.waiting == Waiting::WARP;
+            at_block += !fiber.is_done && fiber.waiting == Waiting::BLOCK;
+        }
+        alive += in_warp;
+        if (in_warp > 0 && in_warp == at_warp) {
+            any = true;
+            for (int k = first; k < last; ++k) block.fibers[k].waiting = Waiting::NOT;
+        }
+    }
+    if (!any && alive > 0 && at_block == alive) {
+        any = true;
+        for (int k = 0; k < block.count; ++k) block.fibers[k].waiting = Waiting::NOT;
+    }
+    return any || alive == 0;
+}
+
+// Run one block of `count` threads to the end.
+inline void run_block(int count, std::function<void()> body) {
+    block.body = std::move(body);
+    block.count = count;
+    block.has_failed = false;
+    if (int(block.fibers.size()) < count) block.fibers.resize(count);
+    for (int k = 0; k < count; ++k) {
+        Fiber& fiber = block.fibers[k];
+        if (!fiber.stack) fiber.stack.reset(new char[STACK_BYTES]);
+        fiber.is_done = false;
+        fiber.waiting = Waiting::NOT;
+        getcontext(&fiber.context);
+        fiber.context.uc_stack.ss_sp = fiber.stack.get();
+        fiber.context.uc_stack.ss_size = STACK_BYTES;
+        fiber.context.uc_link = &block.scheduler;
+        makecontext(&fiber.context, fiber_main, 0);
+    }
+    for (bool is_alive = true; is_alive;) {
+        is_alive = false;
+        for (int k = 0; k < count; ++k) {
+            const int turn = run.reverse ? count - 1 - k : k;
+            Fiber& fiber = block.fibers[turn];
+            if (fiber.is_done || fiber.waiting != Waiting::NOT) continue;
+            block.current = turn;
+            swapcontext(&block.scheduler, &fiber.context);
+            if (block.has_failed) throw Failure();
+        }
+        for (int k = 0; k < count; ++k) is_alive |= !block.fibers[k].is_done;
+        if (is_alive && !release()) fail("threads diverged around a collective");
+    }
+}
+
+template <class T>
+inline T shuffle(T value, int source) {
+    uint64_t bits = 0;
+    std::memcpy(&bits, &value, sizeof value);
+    block.exchange[block.current] = bits;
+    sync_warp();
+    bits = block.exchange[std::min(warp() * WARP + source, block.count - 1)];
+    sync_warp();
+    std::memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+// Lanes of a group of `width`; a source outside the group is the lane itself.
+inline int lane_at(int source, int width) {
+    const int first = lane() / width * width;
+    return source < first || source >= first + width ? lane() : source;
+}
+template <class T>
+inline T shuffle_from(T value, int source, int width) {
+    return shuffle(value, lane() / width * width + (source & (width - 1)));
+}
+template <class T>
+inline T shuffle_xor(T value, int mask, int width) {
+    return shuffle(value, lane_at(lane() ^ mask, width));
+}
+template <class T>
+inline T shuffle_down(T value, int by, int width) {
+    return shuffle(value, lane_at(lane() + by, width));
+}
+template <class T>
+inline T shuffle_up(T value, int by, int width) {
+    return shuffle(value, lane_at(lane() - by, width));
+}
+
+template <class T, class Combine>
+inline T reduce_warp(T value, Combine combine) {
+    for (int mask = WARP / 2; mask > 0; mask /= 2) value = combine(value, shuffle(value, lane() ^ mask));
+    return value;
+}
+
+inline uint64_t ballot(bool vote) {
+    block.votes[block.current] = vote;
+    sync_warp();
+    uint64_t bits = 0;
+    for (int k = 0; k < WARP && warp() * WARP + k < block.count; ++k) {
+        const int other = warp() * WARP + k;
+        if (!block.fibers[other].is_done && block.votes[other]) bits |= uint64_t(1) << k;
+    }
+    sync_warp();
+    return bits;
+}
+inline uint64_t active_lanes() { return ballot(true); }
+inline bool any_lane(bool vote) { return ballot(vote) != 0; }
+inline bool all_lanes(bool vote) { return ballot(!vote) == 0; }
+
+inline int count_votes(bool vote) {
+    block.votes[block.current] = vote;
+    sync_block();
+    int votes = 0;
+    for (int k = 0; k < block.count; ++k) votes += !block.fibers[k].is_done && block.votes[k];
+    sync_block();
+    return votes;
+}
+inline bool any_thread(bool vote) { return count_votes(vote) != 0; }
+inline bool all_threads(bool vote) { return count_votes(!vote) == 0; }
+
+}  // namespace emulator

@@ -1,0 +1,102 @@
+"""Run an operator's CUDA backend: on a GPU where there is one, and from its traced program on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.support.compare import assert_same_bits
+from tests.support.traced import traced
+
+PLACES = ["sm_90a", "sm_100a"] + (["cuda"] if torch.cuda.is_available() else [])
+
+
+@dataclass(frozen=True)
+class KernelRunner:
+    """Where kernels run: "cuda" is the device, an architecture the CPU run of the program traced for it.
+
+    Attributes:
+        place: one of `PLACES`.
+        allow_outside: the program may reach outside its tensors, where TileLang's guards answer: tiles that
+            hang over the end of a tensor.
+        contract: also run with products fused into sums, as nvcc may; the bits must stay.
+    """
+
+    place: str
+    allow_outside: bool = False
+    contract: bool = False
+
+    def overhanging(self) -> KernelRunner:
+        """For kernels whose tiles hang over the end of their tensors."""
+        return replace(self, allow_outside=True)
+
+    def contracting(self) -> KernelRunner:
+        """For kernels whose bits are promised: nothing may depend on fused products."""
+        return replace(self, contract=True)
+
+    def __call__(self, module: ModuleType, *args: Any, **kwargs: Any) -> tuple[Any, Sequence[Any]]:
+        """`module.run(...)` on copies of the arguments.
+
+        The traced program runs twice, blocks and parallel loops forwards and backwards, and must give the
+        same bits; on a device the kernel runs twice likewise.
+
+        Args:
+            module: a backend module, `tilelang_ops.<family>.<op>.cuda`.
+            args, kwargs: of its `run`; tensors on the CPU.
+
+        Returns:
+            the result, and the arguments as `run` left them; all on the CPU.
+        """
+        first = self._once(module, args, kwargs)
+        self._compare(first, self._once(module, args, kwargs, reverse=True), "forwards and backwards")
+        if self.contract and self.place != "cuda":
+            fused = self._once(module, args, kwargs, contract=True)
+            self._compare(first, fused, "products rounded and fused")
+        return first
+
+    @staticmethod
+    def _compare(a: Any, b: Any, what: str) -> None:
+        for x, y in zip(_tensors(a), _tensors(b), strict=True):
+            assert_same_bits(x, y, what)
+
+    def _once(
+        self, module: ModuleType, args: Any, kwargs: Any, reverse: bool = False, contract: bool = False
+    ) -> tuple[Any, Sequence[Any]]:
+        device = "cuda" if self.place == "cuda" else "cpu"
+        args = [_copy(a, device) for a in args]
+        kwargs = {k: _copy(v, device) for k, v in kwargs.items()}
+        if self.place == "cuda":
+            result = module.run(*args, **kwargs)
+            torch.cuda.synchronize()
+        else:
+            with traced(self.place, reverse=reverse, contract=contract, allow_outside=self.allow_outside):
+                result = module.run(*args, **kwargs)
+        return _to_cpu(result), [_to_cpu(a) for a in (*args, *kwargs.values())]
+
+
+def _copy(value: Any, device: str) -> Any:
+    """A copy with the same strides: kernels address strided pools."""
+    if not isinstance(value, Tensor):
+        return value
+    storage = torch.empty(0, dtype=value.dtype).set_(
+        value.untyped_storage(), 0, (value.untyped_storage().nbytes() // value.element_size(),)
+    )
+    whole = storage.to(device, copy=True)
+    return whole.as_strided(value.shape, value.stride(), value.storage_offset())
+
+
+def _to_cpu(value: Any) -> Any:
+    if isinstance(value, tuple | list):
+        return type(value)(_to_cpu(v) for v in value)
+    return value.cpu() if isinstance(value, Tensor) else value
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    return [t for v in value for t in _tensors(v)] if isinstance(value, tuple | list) else []

@@ -1,0 +1,54 @@
+"""Run the CUDA kernels of an operator on the CPU, from their traced programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from tests.support.emulator import EmulatedProgram
+from tilelang_ops.common.kernels import Program, running_with
+
+_built: dict[tuple[Program, str, bool], EmulatedProgram] = {}
+
+
+@contextmanager
+def traced(
+    target: str = "sm_90a", *, reverse: bool = False, contract: bool = False, allow_outside: bool = False
+) -> Iterator[None]:
+    """Programs called inside run on the CPU.
+
+    Tensors that are allocated inside without a value hold NaN, or the largest integer: what a kernel leaves
+    unwritten shows.
+
+    Args:
+        target: architecture that programs are traced for.
+        reverse: run blocks, parallel loops and threads in descending order.
+        contract: fuse products with sums where the compiler likes, as nvcc does.
+        allow_outside: let accesses outside tensors read 0 and write nothing, as TileLang's guards do; else
+            they are an error.
+    """
+
+    def run(program: Program, arguments: tuple) -> None:
+        key = program, target, contract
+        if key not in _built:
+            _built[key] = EmulatedProgram(program.trace(target), contract=contract)
+        _built[key](*arguments, reverse=reverse, allow_outside=allow_outside)
+
+    with running_with(run), _filled_allocations():
+        yield
+
+
+@contextmanager
+def _filled_allocations() -> Iterator[None]:
+    was_deterministic = torch.are_deterministic_algorithms_enabled()
+    only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    did_fill = torch.utils.deterministic.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(was_deterministic, warn_only=only_warns)
+        torch.utils.deterministic.fill_uninitialized_memory = did_fill
