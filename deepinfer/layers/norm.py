@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from deepinfer.ops.norm import rms_norm
+from tilelang_ops.norm import rms_norm
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from deepinfer.ops.cpu import context, is_bfloat16
+from deepinfer.ops.norm import rms_norm
 from tilelang_ops.common.dispatch import register as register_backend
 from tilelang_ops.kv_cache.store_index_keys import reference as store_index_keys_reference
 from tilelang_ops.kv_cache.store_main import reference as store_main_reference
@@ -21,6 +22,7 @@ FP8, FP4, MXFP4 = 0, 1, 2  # encodings of `store_records`
 def register() -> None:
     """Serve CPU tensors by the kernels of this file."""
     for package, run in {
+        "norm.rms_norm": rms_norm,
         "projection.rotate": rotate,
         "hyper_connection.advance_streams": advance_streams,
         "hyper_connection.collapse_streams": collapse_streams,
@@ -36,11 +38,11 @@ def register() -> None:
         register_backend(f"tilelang_ops.{package}", "cpu", run)
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> None:
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, inverse: bool) -> None:
     """`tilelang_ops.projection.rotate`."""
     pairs, width = cos.shape[1], x.shape[-1]
     row_size = x.stride(0) if x.shape[0] > 1 else x.numel()
-    cos, sin = cos.contiguous(), sin.contiguous()
+    cos, sin = cos.contiguous(), (-sin if inverse else sin).contiguous()
     context().rotate(
         x.data_ptr() + (width - 2 * pairs) * x.element_size(),
         is_bfloat16(x),

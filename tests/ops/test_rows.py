@@ -69,8 +69,8 @@ def test_rotate(instruction_set: str, shape: tuple[int, ...], pairs: int, dtype:
     angle = torch.randn(shape[0], pairs) * 10
     x = torch.randn(shape).to(dtype)
     actual, expected = x.clone(), x.double()
-    rows.rotate(actual, angle.cos(), angle.sin())
-    rotate_reference.run(expected, angle.cos().double(), angle.sin().double())
+    rows.rotate(actual, angle.cos(), angle.sin(), False)
+    rotate_reference.run(expected, angle.cos().double(), angle.sin().double(), False)
     assert_close(actual, expected.to(dtype))
     assert_same_bits(actual[..., : -2 * pairs], x[..., : -2 * pairs])
 
@@ -235,7 +235,7 @@ def cases() -> dict[str, Callable[[slice], tuple[Tensor, ...]]]:
 
     def turned(part: slice) -> tuple[Tensor, ...]:
         copy = x[part].clone()
-        rows.rotate(copy, angle[part].cos(), angle[part].sin())
+        rows.rotate(copy, angle[part].cos(), angle[part].sin(), False)
         return (copy,)
 
     weight, scale, bias = torch.randn(256), torch.randn(24), torch.randn(50)
@@ -273,7 +273,7 @@ def test_kernels_serve_the_operators(monkeypatch: pytest.MonkeyPatch) -> None:
         rows, "register_backend", lambda package, device, run: registered.update({package: run})
     )
     rows.register()
-    assert len(registered) == 11
+    assert len(registered) == 12
     for package, run in registered.items():
         module = dispatch.import_module(f"{package}.reference")
         assert isinstance(module, ModuleType)

@@ -81,6 +81,8 @@ class KernelRunner:
 
 def _copy(value: Any, device: str) -> Any:
     """A copy with the same strides: kernels address strided pools."""
+    if is_dataclass(value):
+        return replace(value, **{f.name: _copy(getattr(value, f.name), device) for f in fields(value)})
     if not isinstance(value, Tensor):
         return value
     storage = torch.empty(0, dtype=value.dtype).set_(
@@ -91,6 +93,8 @@ def _copy(value: Any, device: str) -> Any:
 
 
 def _to_cpu(value: Any) -> Any:
+    if is_dataclass(value):
+        return replace(value, **{f.name: _to_cpu(getattr(value, f.name)) for f in fields(value)})
     if isinstance(value, tuple | list):
         return type(value)(_to_cpu(v) for v in value)
     return value.cpu() if isinstance(value, Tensor) else value
@@ -99,4 +103,6 @@ def _to_cpu(value: Any) -> Any:
 def _tensors(value: Any) -> list[Tensor]:
     if isinstance(value, Tensor):
         return [value]
+    if is_dataclass(value):
+        value = [getattr(value, f.name) for f in fields(value)]
     return [t for v in value for t in _tensors(v)] if isinstance(value, tuple | list) else []

@@ -17,6 +17,7 @@ def pool_groups(
     preceding: Tensor,
     following: Tensor,
     ratio: int,
+    dtype: torch.dtype = torch.float32,
 ) -> Tensor:
     """Channel-wise softmax of the gate scores of a group's tokens, applied to their latents.
 
@@ -26,18 +27,20 @@ def pool_groups(
     Args:
         states: [n, 2, width] float32: gate score, latent of each row.
         pool: [num_slots, ring, 2, width] float32, strided; position p lies at `p % ring`.
-        ends: [g] int64 rows that end a group.
+        ends: [g] int64 the rows that end a group, each of those whose position + 1 is a multiple of `ratio`;
+            -1 stands for no row and gives zeros.
         positions, slots: [n] int64 position and state slot of each row.
         preceding, following: [n] int64 rows of the same sequence before and behind each row.
         ratio: tokens of a group.
+        dtype: of the result, rounded once; float32 or bfloat16.
 
     Returns:
-        [g, width] float32.
+        [g, width] `dtype`.
     """
     assert states.dim() == 3 and pool.shape[2:] == states.shape[1:], f"{states.shape=} {pool.shape=}"
     assert states.dtype == pool.dtype == torch.float32, f"{states.dtype=} {pool.dtype=}"
     if states.shape[0] == 0:
-        return states.new_empty(0, states.shape[2])
+        return states.new_zeros(ends.shape[0], states.shape[2], dtype=dtype)
     return backend(__package__, states.device).run(
-        states, pool, ends, positions, slots, preceding, following, ratio
+        states, pool, ends, positions, slots, preceding, following, ratio, dtype
     )

@@ -11,8 +11,10 @@ def run(
     preceding: Tensor,
     following: Tensor,
     ratio: int,
+    dtype: torch.dtype,
 ) -> Tensor:
-    ring = pool.shape[1]
+    ring, is_row = pool.shape[1], ends >= 0
+    ends = ends.clamp(min=0)
     back = torch.arange(ratio - 1, -1, -1, device=states.device)  # how far a member lies behind the end
     from_rows = states[(ends[:, None] - back).clamp(min=0)]  # [g, ratio, 2, width]
     from_ring = pool[slots[ends][:, None], (positions[ends][:, None] - back) % ring]
@@ -29,4 +31,4 @@ def run(
     for weight, latent in zip(weights, latents.unbind(1), strict=True):
         part = weight / total * latent
         pooled = part if pooled is None else pooled + part
-    return pooled
+    return torch.where(is_row[:, None], pooled, 0.0).to(dtype)

@@ -24,5 +24,5 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, inverse: bool = False) -> Ten
     assert x.shape[-1] % 2 == 0 and 2 * cos.shape[1] <= x.shape[-1], f"{x.shape=} {cos.shape=}"
     assert x.is_contiguous(), f"{x.stride()=}"
     if x.numel() > 0:
-        backend(__package__, x.device).run(x, cos, -sin if inverse else sin)
+        backend(__package__, x.device).run(x, cos, sin, inverse)
     return x

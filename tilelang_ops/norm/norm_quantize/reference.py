@@ -1,0 +1,15 @@
+"""Torch meaning of `norm_quantize`: what it fuses, one after the other."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from tilelang_ops.common.numerics import encode_fp8
+from tilelang_ops.norm.norm_quantize.op import Normed
+from tilelang_ops.norm.rms_norm import reference as rms_norm
+
+
+def run(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None, keeps_values: bool) -> Normed:
+    total = None if residual is None else (x.float() + residual.float()).to(x.dtype)
+    values = rms_norm.run(x if total is None else total, weight, eps)
+    return Normed(values if keeps_values else None, *encode_fp8(values), total)
