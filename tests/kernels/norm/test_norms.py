@@ -28,9 +28,9 @@ def test_rms_norm(run_kernel: KernelRunner, width: int, source: torch.dtype) -> 
     weight = torch.rand(width) + 0.5
     for num_rows in (1, 2, 9):
         x = (torch.randn(num_rows, width) * torch.logspace(-4, 4, num_rows)[:, None]).to(source)
-        actual, _ = run_kernel(rms_norm, x, weight, EPS)
+        actual, _ = run_kernel.overhanging()(rms_norm, x, weight, EPS)
         _close(actual, x, weight)
-    alone, _ = run_kernel(rms_norm, x[7:8], weight, EPS)
+    alone, _ = run_kernel.overhanging()(rms_norm, x[7:8], weight, EPS)
     assert_same_bits(alone[0], actual[7], "a row alone")
 
 
@@ -42,7 +42,7 @@ def test_norm_quantize(run_kernel: KernelRunner, keeps_values: bool) -> None:
     x[3] = 0.0
     x[4, 40] = torch.nan
     for added in (None, residual) if keeps_values else (None,):
-        actual, _ = run_kernel(norm_quantize, x, weight, EPS, added, True)
+        actual, _ = run_kernel.overhanging()(norm_quantize, x, weight, EPS, added, True)
         total = x if added is None else x + added
         assert (actual.total is None) == (added is None)
         if added is not None:
@@ -52,6 +52,6 @@ def test_norm_quantize(run_kernel: KernelRunner, keeps_values: bool) -> None:
         assert_same_bits(actual.codes[:4], codes[:4], "codes")
         assert_same_bits(actual.scales, scales, "scales")
     if not keeps_values:
-        bare, _ = run_kernel(norm_quantize, x[1:], weight, EPS, None, False)
+        bare, _ = run_kernel.overhanging()(norm_quantize, x[1:], weight, EPS, None, False)
         assert bare.values is None and bare.total is None
         assert_same_bits(bare.codes, actual.codes[1:], "codes alone")

@@ -29,7 +29,7 @@ def _rotation(num_rows: int, pairs: int, inverse: bool = False) -> Rotation:
 def test_bytes_of_given_values(run_kernel: KernelRunner, format: str, width: int) -> None:
     x = _values(21, width)
     x[5, 3], x[6, 40], x[7, 20] = torch.inf, -torch.inf, torch.nan
-    actual, _ = run_kernel(cuda, x, format, None, None, None, False)
+    actual, _ = run_kernel.overhanging()(cuda, x, format, None, None, None, False)
     expected = reference.run(x, format, None, None, None, False)
     assert_same_bits(actual.scales, expected.scales, "scales")
     finite = torch.ones(21, dtype=torch.bool)
@@ -45,11 +45,13 @@ def test_heads_and_inverse(run_kernel: KernelRunner) -> None:
     sin = torch.tensor([0.0, 1.0, 0.0, -1.0])[turns]
     for inverse in (False, True):
         rotation = Rotation(cos, sin, inverse)
-        actual, _ = run_kernel(cuda, x, "fp8", None, rotation, None, False)
+        actual, _ = run_kernel.overhanging()(cuda, x, "fp8", None, rotation, None, False)
         expected = reference.run(x, "fp8", None, rotation, None, False)
         assert_same_bits(actual.scales, expected.scales, "scales")
         assert_same_bits(actual.codes, expected.codes, "codes")
-    alone, _ = run_kernel(cuda, x[2:3], "fp8", None, Rotation(cos[2:3], sin[2:3], True), None, False)
+    alone, _ = run_kernel.overhanging()(
+        cuda, x[2:3], "fp8", None, Rotation(cos[2:3], sin[2:3], True), None, False
+    )
     assert_same_bits(alone.codes[0], actual.codes[2], "a row alone")
 
 
@@ -70,9 +72,11 @@ def test_norm_rotate_store(run_kernel: KernelRunner, format: str) -> None:
     fields = {"fp8": 66, "fp4": 36, "mxfp4": 32}[format]
     codes = _pool(4, 4, fields, 6 * fields)
     scales = _pool(4, 4, 2, 10) if format == "mxfp4" else None
-    result, after = run_kernel(cuda, x, format, norm, rotation, Records(codes, scales, index), True)
+    result, after = run_kernel.overhanging()(
+        cuda, x, format, norm, rotation, Records(codes, scales, index), True
+    )
     records = after[4]
-    normed, _ = run_kernel(rms_norm, x, norm.weight, EPS)
+    normed, _ = run_kernel.overhanging()(rms_norm, x, norm.weight, EPS)
     torch.testing.assert_close(result.normed.float(), normed.float(), rtol=2.0**-7, atol=0.0)
     # What is stored: rotation and encoding of the normed vectors. Rotations may round to a neighbour, so
     # vectors with quarter turns are compared bit for bit and the others by value elsewhere.
@@ -94,7 +98,7 @@ def test_float_records(run_kernel: KernelRunner) -> None:
     x = _values(3, 64)
     pool = torch.zeros(2, 4, 64)
     index = torch.tensor([6, -1, 1])
-    _, after = run_kernel(cuda, x, "fp8", None, None, Records(pool, None, index), False)
+    _, after = run_kernel.overhanging()(cuda, x, "fp8", None, None, Records(pool, None, index), False)
     expected = pool.clone()
     expected.view(-1, 64)[[6, 1]] = x[[0, 2]].float()
     assert_same_bits(after[4].codes, expected)

@@ -45,7 +45,7 @@ class EmulatedProgram:
             Unsupported: the program uses what the emulator does not know.
         """
         self._program = program
-        self._symbols: list[tuple[str, int, int]] = []  # where each integer comes from
+        self._symbols: list[list[tuple[str, int, int]]] = []  # where each integer comes from
         self.source = self._print()
         self._function = ctypes.CDLL(str(_build(self.source, contract))).emulate
 
@@ -71,9 +71,9 @@ class EmulatedProgram:
         for k, value in enumerate(arguments):
             if isinstance(value, Tensor):
                 tensors[k] = _argument(value)
-            else:
+            elif value is not None:
                 numbers[k], whole[k] = float(value), int(value)
-        symbols = [_sizes(arguments[k], what)[axis] for what, k, axis in self._symbols]
+        symbols = [self._value(places, arguments) for places in self._symbols]
         integers = (ctypes.c_int64 * max(1, len(symbols)))(*symbols)
         message, outside = ctypes.create_string_buffer(512), ctypes.c_int64()
         is_stopped = self._function(
@@ -130,18 +130,30 @@ extern "C" int emulate(const EmulatorTensor* tensors, const double* numbers, con
 
     def _print_symbols(self, printer: Statements) -> None:
         """Variables in shapes and strides take their values from the tensors."""
-        known = set(self._program.params)
+        known = dict.fromkeys(self._program.params)
         for k, parameter in enumerate(self._program.params):
             buffer = self._program.buffer_map.get(parameter)
             for what in ("shape", "strides") if buffer is not None else ():
                 for axis, size in enumerate(getattr(buffer, what)):
-                    if kind_of(size) == "Var" and size not in known:
-                        known.add(size)
+                    if kind_of(size) != "Var":
+                        continue
+                    if size not in known:
                         kind = c_type(size.dtype)
                         printer.write(
                             f"const {kind} {printer.name(size)} = {kind}(symbols[{len(self._symbols)}]);"
                         )
-                        self._symbols.append((what, k, axis))
+                        known[size] = []
+                        self._symbols.append(known[size])
+                    if known[size] is not None:
+                        known[size].append((what, k, axis))
+
+    @staticmethod
+    def _value(places: list[tuple[str, int, int]], arguments: tuple[Any, ...]) -> int:
+        """Value of a size that stands at these places of tensors, from one that is given."""
+        for what, k, axis in places:
+            if arguments[k] is not None:
+                return _sizes(arguments[k], what)[axis]
+        raise TypeError("a size of the program stands in no given tensor")
 
     def _check(self, arguments: tuple[Any, ...]) -> None:
         """What the launcher of the compiled kernel checks too: number, types, fixed sizes and strides."""
@@ -150,6 +162,8 @@ extern "C" int emulate(const EmulatorTensor* tensors, const double* numbers, con
             raise TypeError(f"{len(arguments)} arguments for {len(parameters)} parameters")
         for parameter, value in zip(parameters, arguments):
             buffer = self._program.buffer_map.get(parameter)
+            if value is None and buffer is not None:  # for a tensor that the program does not touch
+                continue
             if isinstance(value, Tensor) != (buffer is not None):
                 raise TypeError(f"{parameter.name}: {type(value).__name__} given")
             if buffer is None:

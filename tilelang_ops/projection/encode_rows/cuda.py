@@ -64,8 +64,10 @@ def kernel(
     scale_record: int,
 ):
     """`record` bytes of a record, 0 for contiguous results; `scale_record` when scales stand on their own."""
-    n, positions = T.dynamic("n"), T.dynamic("positions")
-    num_codes, num_scales = T.dynamic("num_codes"), T.dynamic("num_scales")
+    # A size must stand in a tensor that is given.
+    n, num_codes = T.dynamic("n"), T.dynamic("num_codes")
+    positions = T.dynamic("positions") if pairs > 0 else n
+    num_scales = T.dynamic("num_scales") if format != "float32" else n
     group, code_bytes, _ = FORMATS.get(format, (32, 32, 0))
     groups, parts = width // group, group // 8
     rows = max(1, THREADS * 16 // width)
@@ -80,8 +82,8 @@ def kernel(
     def encode_rows(
         x: T.Tensor((n, width), source),
         weight: T.Tensor((width,), "float32"),
-        cos: T.Tensor((positions, pairs), "float32"),
-        sin: T.Tensor((positions, pairs), "float32"),
+        cos: T.Tensor((positions, max(1, pairs)), "float32"),
+        sin: T.Tensor((positions, max(1, pairs)), "float32"),
         index: T.Tensor((n,), "int64"),
         normed: T.Tensor((n, width), source),
         codes: T.Tensor((num_codes, code_stride), code_type),
