@@ -18,7 +18,7 @@ from deepinfer.layers.rotary import RotaryTable, RotaryTables, plain_frequencies
 from deepinfer.models.deepseek_v41.config import DeepseekV41Config
 from deepinfer.runtime.batch import Batch
 from tilelang_ops.common.formulas import num_visible, ring_slot
-from tilelang_ops.kv_index import entry_slots, window_index
+from tilelang_ops.kv_index import entry_slots, visible_entries, window_index
 
 
 def rotary_tables(config: DeepseekV41Config, device: torch.device | str = "cpu") -> RotaryTables:
@@ -133,8 +133,7 @@ class RowSet:
 
     def visible_entries(self, ratio: int, k: int) -> Tensor:
         """[n, k] int32: the entries that each row sees, for rows that see at most `k`; -1 behind the last."""
-        entry = torch.arange(k, dtype=torch.int32, device=self.index.device)
-        return torch.where(entry < self.num_visible(ratio)[:, None], entry, -1)
+        return visible_entries(self.num_visible(ratio), k)
 
     def groups(self, ratio: int, entries_per_block: int) -> Groups:
         """Groups of `ratio` tokens that end in this set."""
