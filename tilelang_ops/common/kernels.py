@@ -166,6 +166,14 @@ def target_of(device: torch.device) -> str:
     return target
 
 
+@cache
+def num_sms(device: torch.device) -> int:
+    """Multiprocessors of a GPU, for kernels that start as many blocks as run at once."""
+    if device.type == "cpu":
+        return 3  # a program that is emulated there: few, so that its blocks take several turns
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
 _library: Path | None = None
 _runner: Callable[[Program, tuple[Any, ...]], None] | None = None
 

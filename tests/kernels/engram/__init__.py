@@ -1,0 +1,1 @@
+"""Kernels of `tilelang_ops.engram`."""
