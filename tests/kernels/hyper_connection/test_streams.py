@@ -1,0 +1,75 @@
+"""The kernels of the residual streams against their references in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.support.compare import assert_same_bits
+from tests.support.kernel_runs import KernelRunner
+from tilelang_ops.hyper_connection.advance_streams import cuda as advance
+from tilelang_ops.hyper_connection.collapse_streams import cuda as collapse
+from tilelang_ops.hyper_connection.expand_streams import cuda as expand
+from tilelang_ops.hyper_connection.mean_streams import cuda as mean
+from tilelang_ops.hyper_connection.mean_streams import reference as mean_reference
+from tilelang_ops.hyper_connection.mix_coefficients import cuda as mix
+from tilelang_ops.hyper_connection.mix_coefficients.reference import sinkhorn
+
+
+def _close(actual: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
+    """One rounding; sums of a few products may cancel, so the bound is absolute as well."""
+    rtol, atol = (2.0**-8, 1e-5) if dtype == torch.bfloat16 else (1e-5, 1e-5)
+    torch.testing.assert_close(actual.double(), expected, rtol=rtol, atol=atol)
+
+
+@pytest.mark.parametrize(("dtype", "width"), [(torch.bfloat16, 48), (torch.float32, 10)])
+def test_advance_expand_collapse(run_kernel: KernelRunner, dtype: torch.dtype, width: int) -> None:
+    n, m = 3, 4
+    streams, output = torch.randn(n, m, width).to(dtype), torch.randn(n, width).to(dtype)
+    pre, post, comb = torch.rand(n, m), torch.rand(n, m), torch.rand(n, m, m)
+    mixed = torch.einsum("nij,niw->njw", comb.double(), streams.double())
+    expected = mixed + post.double().unsqueeze(-1) * output.double().unsqueeze(1)
+    (new, vector, square), _ = run_kernel(advance, streams, pre, output, post, comb)
+    _close(new, expected, dtype)
+    _close(vector, (pre.double().unsqueeze(-1) * new.double()).sum(1), dtype)
+    torch.testing.assert_close(square.double(), new.double().flatten(1).square().mean(-1), rtol=1e-5, atol=0)
+
+    alone, _ = run_kernel(expand, streams, output, post, comb)
+    assert_same_bits(alone, new, "expand")
+    alone, _ = run_kernel(collapse, new, pre)
+    assert_same_bits(alone, vector, "collapse")
+    (same, alone, alone_square), _ = run_kernel(advance, new, pre, None, None, None)
+    assert_same_bits(same, new, "nothing pending")
+    assert_same_bits(alone, vector, "nothing pending")
+    assert_same_bits(alone_square, square, "nothing pending")
+    row = slice(1, 2)
+    (alone, *_), _ = run_kernel(advance, streams[row], pre[row], output[row], post[row], comb[row])
+    assert_same_bits(alone[0], new[1], "a row alone")
+
+
+def test_mean_streams(run_kernel: KernelRunner) -> None:
+    streams = torch.randn(3, 4, 48).bfloat16()
+    features = torch.randn(3, 144).bfloat16()
+    for target in (0, 2):
+        expected = features.clone()
+        mean_reference.run(streams, expected, target)
+        _, (_, actual, _) = run_kernel(mean, streams, features, target)
+        assert_same_bits(actual, expected, f"{target=}")
+
+
+def test_mix_coefficients(run_kernel: KernelRunner) -> None:
+    m, eps, norm_eps = 4, 1e-6, 1e-6
+    scale, base = torch.randn(24), torch.randn(24)
+    for n in (1, 8, 19):
+        projection, square = 10 * torch.randn(n, 24), torch.rand(n)
+        actual, _ = run_kernel(mix, projection, square, scale, base, m, 20, eps, norm_eps)
+        z = projection.double() / torch.sqrt(square.double() + norm_eps).unsqueeze(1)
+        z = z * scale.double() + base.double()
+        matrix = torch.softmax(z[:, 2 * m :].unflatten(1, (m, m)), dim=2) + eps
+        expected = z[:, :m].sigmoid() + eps, 2 * z[:, m : 2 * m].sigmoid(), sinkhorn(matrix, 20, eps)
+        for a, b in zip(actual, expected, strict=True):
+            torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-6)
+    alone, _ = run_kernel(mix, projection[9:10], square[9:10], scale, base, m, 20, eps, norm_eps)
+    for a, b in zip(alone, actual, strict=True):
+        assert_same_bits(a[0], b[9], "a row alone")

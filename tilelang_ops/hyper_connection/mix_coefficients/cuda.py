@@ -1,0 +1,93 @@
+"""mix_coefficients on CUDA: a thread per entry of a row's matrix, whose sums are warp shuffles."""
+
+import tilelang.language as T
+import torch
+from torch import Tensor
+
+from tilelang_ops.common.kernels import cuda_kernel
+
+THREADS = 128
+
+
+@cuda_kernel(builds=lambda model: [{"num_streams": model.hc_mult, "num_rounds": model.hc_sinkhorn_iters}])
+def kernel(num_streams: int, num_rounds: int):
+    n = T.dynamic("n")
+    m = num_streams
+    width = (2 + m) * m
+    rows = max(1, THREADS // (m * m))
+
+    @T.prim_func
+    def mix_coefficients(
+        projection: T.Tensor((n, width), "float32"),
+        mean_square: T.Tensor((n,), "float32"),
+        scale: T.Tensor((width,), "float32"),
+        base: T.Tensor((width,), "float32"),
+        pre: T.Tensor((n, m), "float32"),
+        post: T.Tensor((n, m), "float32"),
+        comb: T.Tensor((n, m, m), "float32"),
+        eps: T.float32,
+        norm_eps: T.float32,
+    ):
+        with T.Kernel(T.ceildiv(n, rows), threads=THREADS) as block:
+            matrix = T.alloc_fragment((rows, m, m), "float32")
+            row_sums = T.alloc_fragment((rows, m), "float32")
+            column_sums = T.alloc_fragment((rows, m), "float32")
+            for r, i, j in T.Parallel(rows, m, m):
+                row = block * rows + r
+                matrix[r, i, j] = 0.0
+                if row < n:
+                    entry = 2 * m + i * m + j
+                    factor = 1.0 / T.sqrt(mean_square[row] + norm_eps)
+                    matrix[r, i, j] = projection[row, entry] * factor * scale[entry] + base[entry]
+            for r, j in T.Parallel(rows, 2 * m):
+                row = block * rows + r
+                if row < n:
+                    factor = 1.0 / T.sqrt(mean_square[row] + norm_eps)
+                    z = projection[row, j] * factor * scale[j] + base[j]
+                    gate = 1.0 / (1.0 + T.exp(-z))
+                    if j < m:
+                        pre[row, j] = gate + eps
+                    else:
+                        post[row, j - m] = gate * 2.0
+            T.reduce_max(matrix, row_sums, dim=2)
+            for r, i, j in T.Parallel(rows, m, m):
+                matrix[r, i, j] = T.exp(matrix[r, i, j] - row_sums[r, i])
+            T.reduce_sum(matrix, row_sums, dim=2)
+            for r, i, j in T.Parallel(rows, m, m):
+                matrix[r, i, j] = matrix[r, i, j] / row_sums[r, i] + eps
+            T.reduce_sum(matrix, column_sums, dim=1)
+            for r, i, j in T.Parallel(rows, m, m):
+                matrix[r, i, j] = matrix[r, i, j] / (column_sums[r, j] + eps)
+            for _ in T.serial(num_rounds - 1):
+                T.reduce_sum(matrix, row_sums, dim=2)
+                for r, i, j in T.Parallel(rows, m, m):
+                    matrix[r, i, j] = matrix[r, i, j] / (row_sums[r, i] + eps)
+                T.reduce_sum(matrix, column_sums, dim=1)
+                for r, i, j in T.Parallel(rows, m, m):
+                    matrix[r, i, j] = matrix[r, i, j] / (column_sums[r, j] + eps)
+            for r, i, j in T.Parallel(rows, m, m):
+                row = block * rows + r
+                if row < n:
+                    comb[row, i, j] = matrix[r, i, j]
+
+    return mix_coefficients
+
+
+def run(
+    projection: Tensor,
+    mean_square: Tensor,
+    scale: Tensor,
+    base: Tensor,
+    num_streams: int,
+    num_rounds: int,
+    eps: float,
+    norm_eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    num_rows = projection.shape[0]
+    pre = torch.empty(num_rows, num_streams, dtype=torch.float32, device=projection.device)
+    post = torch.empty_like(pre)
+    comb = pre.new_empty(num_rows, num_streams, num_streams)
+    if num_rows > 0:
+        program = kernel(num_streams=num_streams, num_rounds=num_rounds)
+        program(projection.contiguous(), mean_square, scale, base, pre, post, comb, eps, norm_eps)
+    return pre, post, comb
