@@ -1,0 +1,388 @@
+"""Programs of the matrix products: packed weights times rows of activations, on tensor cores.
+
+Every product has the same shape on the device: the weights are the first operand (rows of the instruction), the
+activations the second (its columns), so few rows of activations cost little:
+
+    C[BM weight rows, BN activation rows] += W[BM, 64] x X[BN, 64]^T       for every block of 64 channels
+
+Weights stay packed in memory and in shared memory; a thread decodes into the registers that the instruction
+reads. All decoded values are exact in bfloat16 and so are activations rounded to E4M3, hence a result
+differs from a float32 product in nothing but the order of its sum. That order is: channels of an instruction
+(16), instructions in ascending channel, segments of `K / num_splits` channels, segments in ascending order. It
+is the same for every tile size, so a row has the same bits in every batch.
+"""
+
+import tilelang.cuda.language as T
+
+from tilelang_ops.common.cuda_numerics import (
+    e4m3_code,
+    e4m3_value,
+    e8m0_inverse,
+    e8m0_value,
+    fp8_scale_byte,
+    magnitude_bits,
+)
+
+BLOCK = 64  # channels of a step, and weight rows of a packed block
+WORDS = {"mxfp4": 17, "fp8": 33}  # rows of 32 words in a packed block: codes, then one row of scales
+
+
+def decode_mxfp4_pair(word, pair):
+    """Two E2M1 codes of a packed word as bfloat16 bits of value * 2^-126; `pair` is a constant.
+
+    A pair has sign and code at bits 15 and 8..6 of each half of the result. The four pairs of a word are
+    stored shifted: by 6 and 2 to the right, by 4 to the left (rotated), and pair 3 with its mantissa at 14.
+    """
+    if pair == 3:
+        return (word & T.uint32(0x81808180)) | ((word >> T.uint32(8)) & T.uint32(0x00400040))
+    if pair == 2:
+        word = (word >> T.uint32(4)) | (word << T.uint32(28))
+    else:
+        word = word << T.uint32(6 if pair == 0 else 2)
+    return word & T.uint32(0x81C081C0)
+
+
+def decode_fp8_pair(word, pair):
+    """Two E4M3 codes of a packed word as bfloat16 bits of value * 2^-120; `pair` is a constant.
+
+    Pair 0 has the high byte of each half, pair 1 the low byte.
+    """
+    if pair == 0:
+        return (word & T.uint32(0x80008000)) | ((word >> T.uint32(4)) & T.uint32(0x07F007F0))
+    return ((word << T.uint32(8)) & T.uint32(0x80008000)) | ((word << T.uint32(4)) & T.uint32(0x07F007F0))
+
+
+# Added to a scale byte: the exponent field of 2^(byte - 127) times what the decoders left out.
+EXPONENT = {"mxfp4": 126, "fp8": 120}
+
+
+def times_power(bits, scale_byte, exponent):
+    """Multiply a pair of bfloat16 by 2^(scale_byte + exponent - 127); exact."""
+    power = scale_byte * T.uint32(0x00800080) + T.uint32(exponent * 0x00800080)
+    product = T.mul2(T.reinterpret(bits, "bfloat16x2"), T.reinterpret(power, "bfloat16x2"))
+    return T.reinterpret(product, "uint32")
+
+
+def select(index, values):
+    """`values[index]` of an index that every thread knows when loops are unrolled."""
+    if len(values) == 1:
+        return values[0]
+    half = len(values) // 2
+    return T.if_then_else(index < half, select(index, values[:half]), select(index - half, values[half:]))
+
+
+def decoded_pair(fmt, packed, i, j):
+    """bfloat16 bits of weights (row i, channels 2j and 2j + 1) of packed blocks in shared memory.
+
+    Args:
+        fmt: "mxfp4" or "fp8".
+        packed: [row blocks, WORDS[fmt], 32] uint32.
+        i: weight row in the tile.
+        j: pair of channels, 0..31.
+    """
+    block, warp, high, lane_row = i // 64, (i % 64) // 16, (i // 8) % 2, i % 8
+    step, right, lane = j // 8, (j // 4) % 2, (i % 8) * 4 + j % 4
+    if fmt == "mxfp4":
+        word = packed[block, step * 4 + warp, lane]
+        bits = select(right * 2 + high, [decode_mxfp4_pair(word, pair) for pair in range(4)])
+        scales = packed[block, 16, warp * 8 + lane_row]
+        scale = (scales >> T.cast((step // 2) * 16 + high * 8, "uint32")) & T.uint32(255)
+    else:
+        word = packed[block, (step * 2 + right) * 4 + warp, lane]
+        bits = select(high, [decode_fp8_pair(word, pair) for pair in range(2)])
+        scales = packed[block, 32, 0]
+        scale = (scales >> T.cast((step // 2) * 16 + (warp // 2) * 8, "uint32")) & T.uint32(255)
+    return times_power(bits, scale, EXPONENT[fmt])
+
+
+def matrix_program(
+    *,
+    name,
+    fmt,
+    columns,
+    width,
+    result,
+    block_m,
+    block_n,
+    stages,
+    blocks_per_sm=1,
+    num_groups=1,
+    num_experts=0,
+    is_gated=False,
+    round_output=False,
+    num_splits=1,
+    in_turn=True,
+    arch="sm_90a",
+):
+    """The program of one product.
+
+    Args:
+        name: of the program.
+        fmt: of the weights: "mxfp4", "fp8" or "bfloat16".
+        columns: rows of the weights of a group or an expert, gate and up rows together.
+        width: channels summed over.
+        result: dtype of the output.
+        block_m, block_n: weight rows and activation rows of a tile; they change no bits.
+        stages: steps in flight.
+        blocks_per_sm: above 1, registers stay as they are at launch, so that several blocks fit.
+        num_groups: column groups of the activations, each with its own weights.
+        num_experts: 0, or rows are sorted by expert and each expert has its own weights.
+        is_gated: the output is `silu(min(g, limit)) * clamp(u, -limit, limit) * factor`.
+        round_output: round the gated output to E4M3 in groups of 32.
+        num_splits: segments of the channels, summed in order.
+        in_turn: a block sums all segments; otherwise `out` is [num_splits, m, columns] float32.
+    """
+    m = T.dynamic("m")
+    is_packed = fmt != "bfloat16"
+    row_blocks = -(-columns // BLOCK)
+    steps = -(-width // BLOCK)
+    tiles = -(-row_blocks * BLOCK // block_m)  # of one group or expert
+    blocks = block_m // BLOCK
+    words = WORDS.get(fmt, 0)
+    copies = max(num_experts, num_groups)
+    on_tmem = arch == "sm_100a"
+    threads = 256 if on_tmem else 128 * blocks
+    segment_steps = steps // num_splits
+    num_passes = num_splits if in_turn else 1
+    num_steps = segment_steps * num_passes
+    weight_shape = (copies * row_blocks, steps, words, 32) if is_packed else (copies * columns, width)
+    weight_type = "uint32" if is_packed else "bfloat16"
+    tile_columns = block_m // 2 if is_gated else block_m
+    out_columns = columns // 2 if is_gated else columns
+    assert steps % num_splits == 0, f"{steps=} {num_splits=}"
+    assert num_groups == 1 or columns % block_m == 0, f"{columns=} {block_m=}"
+
+    is_shared = blocks_per_sm > 1 or (not on_tmem and blocks > 3)
+
+    @T.macro
+    def share_registers():
+        T.no_set_max_nreg()
+        T.annotate_min_blocks_per_sm(blocks_per_sm)
+
+    @T.macro
+    def load(x, weights, x_tile, w_tile, copy, index, first_row, step):
+        T.copy(x[first_row, (copy * width if num_groups > 1 else 0) + step * BLOCK], x_tile)
+        if is_packed:
+            first = copy * row_blocks + index * blocks
+            T.copy(weights[first : first + blocks, step, :, :], w_tile)
+        else:
+            T.copy(weights[copy * columns + index * block_m, step * BLOCK], w_tile)
+
+    @T.macro
+    def decode(pairs, w_tile):
+        for i, j in T.Parallel(block_m, BLOCK // 2):
+            pairs[i, j] = decoded_pair(fmt, w_tile, i, j)
+
+    @T.macro
+    def sum_rows(x, weights, total, copy, index, first_row, count, segment):
+        x_tile = T.alloc_shared((block_n, BLOCK), "bfloat16")
+        if is_packed:
+            w_tile = T.alloc_shared((blocks, words, 32), "uint32")
+            pairs = T.alloc_fragment((block_m, BLOCK // 2), "uint32")
+            decoded = T.view(pairs, (block_m, BLOCK), "bfloat16")
+            T.clear(decoded)
+        else:
+            w_tile = T.alloc_shared((block_m, BLOCK), "bfloat16")
+        T.clear(total)
+        if num_passes > 1:
+            part = T.alloc_fragment((block_m, block_n), "float32")
+            T.clear(part)
+        first_step = segment * segment_steps
+        for step in T.Pipelined(T.if_then_else(count > 0, num_steps, 0), num_stages=stages):
+            load(x, weights, x_tile, w_tile, copy, index, first_row, first_step + step)
+            if is_packed:
+                decode(pairs, w_tile)
+            operand = decoded if is_packed else w_tile
+            sum_of = part if num_passes > 1 else total
+            T.gemm(operand, x_tile, sum_of, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
+            if num_passes > 1:
+                if (step + 1) % segment_steps == 0:
+                    for i, n in T.Parallel(block_m, block_n):
+                        total[i, n] = total[i, n] + part[i, n]
+                    T.clear(part)
+
+    @T.macro
+    def sum_rows_on_tmem(x, weights, total, copy, index, first_row, count, segment):
+        x_tile = T.alloc_shared((block_n, BLOCK), "bfloat16")
+        accumulator = T.alloc_tmem((block_m, block_n), "float32")
+        done = T.alloc_barrier(1)
+        if is_packed:
+            w_tile = T.alloc_shared((blocks, words, 32), "uint32")
+            decoded = T.alloc_shared((block_m, BLOCK), "bfloat16")
+            pairs = T.view(decoded, (block_m, BLOCK // 2), "uint32")
+        else:
+            w_tile = T.alloc_shared((block_m, BLOCK), "bfloat16")
+        if num_passes > 1:
+            part = T.alloc_fragment((block_m, block_n), "float32")
+            T.clear(total)
+        first_step = segment * segment_steps
+        for step in T.Pipelined(T.if_then_else(count > 0, num_steps, 0), num_stages=stages):
+            load(x, weights, x_tile, w_tile, copy, index, first_row, first_step + step)
+            if is_packed:
+                decode(pairs, w_tile)
+            operand = decoded if is_packed else w_tile
+            is_first = step % segment_steps == 0
+            T.gemm(operand, x_tile, accumulator, transpose_B=True, mbar=done, clear_accum=is_first)
+            if num_passes > 1:
+                if (step + 1) % segment_steps == 0:
+                    T.copy(accumulator, part)
+                    for i, n in T.Parallel(block_m, block_n):
+                        total[i, n] = total[i, n] + part[i, n]
+        if num_passes == 1:
+            T.copy(accumulator, total)
+
+    sum_all = sum_rows_on_tmem if on_tmem else sum_rows
+
+    @T.macro
+    def store(total, out, copy, index, first_row, count):
+        if result == "float32":
+            for n, i in T.Parallel(block_n, block_m):
+                if n < count and index * block_m + i < columns:
+                    out[first_row + n, copy * columns + index * block_m + i] = total[i, n]
+        else:
+            staged = T.alloc_shared((block_n, block_m + 8), result)
+            for i, n in T.Parallel(block_m, block_n):
+                staged[n, i] = T.cast(total[i, n], result)
+            for n, i in T.Parallel(block_n, block_m):
+                if n < count and index * block_m + i < columns:
+                    out[first_row + n, copy * columns + index * block_m + i] = staged[n, i]
+
+    @T.macro
+    def store_gated(total, out, index, first_row, count, factors, limit):
+        staged = T.alloc_shared((block_n, block_m + 8), "bfloat16")
+        groups = block_n * blocks
+        values = T.alloc_fragment((groups, 32), "float32")
+        magnitudes = T.alloc_fragment((groups, 32), "int32")
+        largest = T.alloc_fragment((groups,), "int32")
+        for i, n in T.Parallel(block_m, block_n):
+            staged[n, i] = T.cast(total[i, n], "bfloat16")
+        for g, i in T.Parallel(groups, 32):
+            n, block = g // blocks, g % blocks
+            gate = T.min(T.cast(staged[n, block * 64 + i], "float32"), limit)
+            up = T.max(T.min(T.cast(staged[n, block * 64 + 32 + i], "float32"), limit), -limit)
+            factor = T.if_then_else(n < count, factors[first_row + n], 0.0)
+            values[g, i] = T.cast(T.cast(gate / (1.0 + T.exp(-gate)) * up * factor, "bfloat16"), "float32")
+        if round_output:
+            for g, i in T.Parallel(groups, 32):
+                magnitudes[g, i] = magnitude_bits(values[g, i])
+            T.reduce_max(magnitudes, largest, dim=1)
+            for g, i in T.Parallel(groups, 32):
+                byte = fp8_scale_byte(largest[g])
+                code = e4m3_code(values[g, i] * e8m0_inverse(byte))
+                values[g, i] = e4m3_value(code) * e8m0_value(byte)
+        for g, i in T.Parallel(groups, 32):
+            n, column = g // blocks, (index * blocks + g % blocks) * 32 + i
+            if n < count and column < out_columns:
+                out[first_row + n, column] = T.cast(values[g, i], result)
+
+    @T.macro
+    def find_expert(offsets, slot, expert):
+        """The expert of a slot: expert e has slots from offsets[e] // block_n + e on, enough for its rows."""
+        expert[0] = 0
+        for bit in T.unroll(num_experts.bit_length()):
+            candidate = expert[0] + (1 << (num_experts.bit_length() - 1 - bit))
+            if candidate < num_experts:
+                if offsets[candidate] // block_n + candidate <= slot:
+                    expert[0] = candidate
+
+    if num_experts == 0:
+        out_rows = m if in_turn else num_splits * m
+
+        @T.prim_func
+        def program(
+            x: T.Tensor((m, num_groups * width), "bfloat16"),
+            weights: T.Tensor(weight_shape, weight_type),
+            out: T.Tensor((out_rows, num_groups * columns), result),
+        ):
+            with T.Kernel(
+                num_groups * tiles, T.ceildiv(m, block_n), 1 if in_turn else num_splits, threads=threads
+            ) as (tile, row_tile, segment):
+                if is_shared:
+                    share_registers()
+                total = T.alloc_fragment((block_m, block_n), "float32")
+                copy, index, first_row = tile // tiles, tile % tiles, row_tile * block_n
+                sum_all(x, weights, total, copy, index, first_row, m - first_row, segment)
+                store(total, out, copy, index, segment * m + first_row, m - first_row)
+
+    elif not is_gated:
+
+        @T.prim_func
+        def program(
+            x: T.Tensor((m, width), "bfloat16"),
+            weights: T.Tensor(weight_shape, weight_type),
+            offsets: T.Tensor((num_experts + 1,), "int32"),
+            out: T.Tensor((m, columns), result),
+        ):
+            with T.Kernel(tiles, m // block_n + num_experts, threads=threads) as (index, slot):
+                if is_shared:
+                    share_registers()
+                total = T.alloc_fragment((block_m, block_n), "float32")
+                expert = T.alloc_local((1,), "int32")
+                find_expert(offsets, slot, expert)
+                start = offsets[expert[0]]
+                first_row = start + (slot - expert[0] - start // block_n) * block_n
+                count = offsets[expert[0] + 1] - first_row
+                sum_all(x, weights, total, expert[0], index, first_row, count, 0)
+                store(total, out, 0, index, first_row, count)
+
+    else:
+
+        @T.prim_func
+        def program(
+            x: T.Tensor((m, width), "bfloat16"),
+            weights: T.Tensor(weight_shape, weight_type),
+            offsets: T.Tensor((num_experts + 1,), "int32"),
+            factors: T.Tensor((m,), "float32"),
+            out: T.Tensor((m, out_columns), result),
+            limit: T.float32,
+        ):
+            with T.Kernel(tiles, m // block_n + num_experts, threads=threads) as (index, slot):
+                if is_shared:
+                    share_registers()
+                total = T.alloc_fragment((block_m, block_n), "float32")
+                expert = T.alloc_local((1,), "int32")
+                find_expert(offsets, slot, expert)
+                start = offsets[expert[0]]
+                first_row = start + (slot - expert[0] - start // block_n) * block_n
+                count = offsets[expert[0] + 1] - first_row
+                sum_all(x, weights, total, expert[0], index, first_row, count, 0)
+                store_gated(total, out, index, first_row, count, factors, limit)
+
+    return program.with_attr("global_symbol", name)
+
+
+def tile_rows(num_rows: int) -> int:
+    """Activation rows of a tile for a batch of `num_rows`, or for experts with so many rows on average."""
+    return 64 if num_rows <= 64 else 128
+
+
+def split_count(columns: int, width: int) -> int:
+    """Segments that the channels of a weight are summed in: enough blocks where weight rows are few.
+
+    A property of the weight, not of the batch: it fixes the order of every row's sum.
+    """
+    tiles, steps = -(-columns // 128), -(-width // BLOCK)
+    return max(s for s in range(1, steps + 1) if s == 1 or (steps % s == 0 and tiles * s <= 48 and steps >= 8 * s))
+
+
+def sum_program(*, name, columns, num_parts, num_splits, result, threads=128):
+    """out[r, c] = sum over parts of the sum over segments of partial[segment, r, part * columns + c]."""
+    m = T.dynamic("m")
+
+    @T.prim_func
+    def program(
+        partial: T.Tensor((num_splits * m, num_parts * columns), "float32"), out: T.Tensor((m, columns), result)
+    ):
+        with T.Kernel(T.ceildiv(columns, threads), m, threads=threads) as (tile, row):
+            for t in T.Parallel(threads):
+                column = tile * threads + t
+                if column < columns:
+                    total = T.alloc_var("float32", 0.0)
+                    for part in T.unroll(num_parts):
+                        part_sum = T.alloc_var("float32", 0.0)
+                        for segment in T.unroll(num_splits):
+                            part_sum = part_sum + partial[segment * m + row, part * columns + column]
+                        total = total + part_sum
+                    out[row, column] = T.cast(total, result)
+
+    return program.with_attr("global_symbol", name)

@@ -1,0 +1,1 @@
+"""Operator `grouped_linear_mxfp4`: see op.py for its meaning."""

@@ -1,0 +1,60 @@
+"""grouped_swiglu_mxfp4 on CUDA: the product of grouped_linear_mxfp4, its tiles activated before they are stored."""
+
+import torch
+from torch import Tensor
+
+from tilelang_ops.common.kernels import cuda_kernel
+from tilelang_ops.common.matrix import matrix_program, tile_rows
+
+
+@cuda_kernel(
+    builds=lambda model: [
+        {
+            "inner": model.moe_intermediate_size,
+            "width": model.hidden_size,
+            "num_experts": model.n_routed_experts,
+            "block_n": block_n,
+            "round_output": True,
+        }
+        for block_n in (64, 128)
+    ],
+    uses_tensor_cores=True,
+)
+def kernel(inner: int, width: int, num_experts: int, block_n: int, round_output: bool, arch: str):
+    return matrix_program(
+        name="grouped_swiglu_mxfp4",
+        fmt="mxfp4",
+        columns=2 * inner,
+        width=width,
+        result="bfloat16",
+        block_m=128,
+        block_n=block_n,
+        stages=4,
+        num_experts=num_experts,
+        is_gated=True,
+        round_output=round_output,
+        arch=arch,
+    )
+
+
+def run(
+    x: Tensor,
+    weights: Tensor,
+    offsets: Tensor,
+    factors: Tensor,
+    limit: float,
+    inner: int,
+    round_output: bool,
+) -> Tensor:
+    num_rows, width = x.shape
+    num_experts = weights.shape[0]
+    out = x.new_empty(num_rows, inner)
+    program = kernel(
+        inner=inner,
+        width=width,
+        num_experts=num_experts,
+        block_n=tile_rows(num_rows // num_experts),
+        round_output=round_output,
+    )
+    program(x.contiguous(), weights.view(torch.uint32).flatten(0, 1), offsets, factors, out, limit)
+    return out

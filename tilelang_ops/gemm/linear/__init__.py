@@ -1,0 +1,1 @@
+"""Operator `linear`: see op.py for its meaning."""

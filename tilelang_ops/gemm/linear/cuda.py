@@ -1,0 +1,94 @@
+"""linear on CUDA: both operands from shared memory, the weights as rows of the instruction."""
+
+import torch
+from torch import Tensor
+
+from tilelang_ops.common.kernels import cuda_kernel
+from tilelang_ops.common.matrix import matrix_program, split_count, sum_program, tile_rows
+
+MANY_BLOCKS = 132  # from here on a block sums all its segments
+
+
+def _shapes(model):
+    """(columns, width, parts, result) of the model's bfloat16 and float32 weights."""
+    hidden, mixes = model.hidden_size, model.hc_mult
+    return [
+        (model.vocab_size, hidden, 1, "float32"),
+        (model.n_routed_experts, hidden, 1, "float32"),
+        (model.index_n_heads, hidden, 1, "bfloat16"),
+        (model.index_head_dim, model.head_dim, 1, "bfloat16"),
+        (2 * model.head_dim, hidden, 1, "float32"),
+        (model.head_dim, hidden, 1, "bfloat16"),
+        (mixes * (mixes + 2), mixes * hidden, 3, "float32"),
+    ]
+
+
+@cuda_kernel(
+    builds=lambda model: [
+        {
+            "columns": columns * parts,
+            "width": width,
+            "result": result if in_turn else "float32",
+            "num_splits": split_count(columns * parts, width),
+            "in_turn": in_turn,
+            "block_n": block_n,
+        }
+        for columns, width, parts, result in _shapes(model)
+        for in_turn in (True, False)
+        for block_n in (64, 128)
+        if (in_turn and parts == 1) or (not in_turn and split_count(columns * parts, width) > 1)
+    ],
+    uses_tensor_cores=True,
+)
+def kernel(columns: int, width: int, result: str, num_splits: int, in_turn: bool, block_n: int, arch: str):
+    return matrix_program(
+        name="linear",
+        fmt="bfloat16",
+        columns=columns,
+        width=width,
+        result=result,
+        block_m=128,
+        block_n=block_n,
+        stages=4,
+        num_splits=num_splits,
+        in_turn=in_turn,
+        arch=arch,
+    )
+
+
+@cuda_kernel(
+    builds=lambda model: [
+        {
+            "columns": columns,
+            "num_parts": parts,
+            "num_splits": split_count(columns * parts, width),
+            "result": result,
+        }
+        for columns, width, parts, result in _shapes(model)
+        if split_count(columns * parts, width) > 1
+    ]
+)
+def sum_parts(columns: int, num_parts: int, num_splits: int, result: str):
+    return sum_program(
+        name="sum_parts", columns=columns, num_parts=num_parts, num_splits=num_splits, result=result
+    )
+
+
+def run(x: Tensor, weight: Tensor, dtype: torch.dtype, num_parts: int) -> Tensor:
+    num_rows, width = x.shape
+    rows = weight.shape[0]
+    result = str(dtype).removeprefix("torch.")
+    num_splits, block_n = split_count(rows, width), tile_rows(num_rows)
+    out = x.new_empty(num_rows, rows // num_parts, dtype=dtype)
+    blocks = -(-num_rows // block_n) * -(-rows // 128)
+    sizes = {"columns": rows, "width": width}
+    if num_parts == 1 and (num_splits == 1 or blocks >= MANY_BLOCKS):
+        program = kernel(**sizes, result=result, num_splits=num_splits, in_turn=True, block_n=block_n)
+        program(x.contiguous(), weight, out)
+        return out
+    partial = x.new_empty(num_splits * num_rows, rows, dtype=torch.float32)
+    program = kernel(**sizes, result="float32", num_splits=num_splits, in_turn=False, block_n=block_n)
+    program(x.contiguous(), weight, partial)
+    total = sum_parts(columns=rows // num_parts, num_parts=num_parts, num_splits=num_splits, result=result)
+    total(partial, out)
+    return out

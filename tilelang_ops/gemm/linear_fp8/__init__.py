@@ -1,0 +1,1 @@
+"""Operator `linear_fp8`: see op.py for its meaning."""

@@ -1,0 +1,14 @@
+"""Torch meaning of `linear_fp8`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tilelang_ops.common.packing import unpack_fp8
+
+
+def run(x: Tensor, weight: Tensor, columns: int, num_groups: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    width = x.shape[1] // num_groups
+    unpacked = unpack_fp8(weight)[:, :columns, :width].to(dtype)
+    return torch.einsum("mgk,gnk->mgn", x.to(dtype).unflatten(1, (num_groups, width)), unpacked).flatten(1).to(x.dtype)
