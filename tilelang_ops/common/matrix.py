@@ -1,15 +1,15 @@
 """Programs of the matrix products: packed weights times rows of activations, on tensor cores.
 
-Every product has the same shape on the device: the weights are the first operand (rows of the instruction), the
-activations the second (its columns), so few rows of activations cost little:
+Every product has the same shape on the device: the weights are the first operand (rows of the instruction),
+the activations the second (its columns), so few rows of activations cost little:
 
     C[BM weight rows, BN activation rows] += W[BM, 64] x X[BN, 64]^T       for every block of 64 channels
 
 Weights stay packed in memory and in shared memory; a thread decodes into the registers that the instruction
-reads. All decoded values are exact in bfloat16 and so are activations rounded to E4M3, hence a result
-differs from a float32 product in nothing but the order of its sum. That order is: channels of an instruction
-(16), instructions in ascending channel, segments of `K / num_splits` channels, segments in ascending order. It
-is the same for every tile size, so a row has the same bits in every batch.
+reads. All decoded values are exact in bfloat16, as are activations rounded to E4M3, hence a result differs
+from a float32 product in nothing but the order of its sum. That order is: the 16 channels of an instruction,
+instructions in ascending channel, segments of `width / num_splits` channels likewise. It is the same for every
+tile size, so a row has the same bits in every batch.
 """
 
 import tilelang.cuda.language as T
@@ -147,7 +147,6 @@ def matrix_program(
     num_steps = segment_steps * num_passes
     weight_shape = (copies * row_blocks, steps, words, 32) if is_packed else (copies * columns, width)
     weight_type = "uint32" if is_packed else "bfloat16"
-    tile_columns = block_m // 2 if is_gated else block_m
     out_columns = columns // 2 if is_gated else columns
     assert steps % num_splits == 0, f"{steps=} {num_splits=}"
     assert num_groups == 1 or columns % block_m == 0, f"{columns=} {block_m=}"
@@ -229,7 +228,10 @@ def matrix_program(
                     for i, n in T.Parallel(block_m, block_n):
                         total[i, n] = total[i, n] + part[i, n]
         if num_passes == 1:
-            T.copy(accumulator, total)
+            if count > 0:
+                T.copy(accumulator, total)
+            else:
+                T.clear(total)
 
     sum_all = sum_rows_on_tmem if on_tmem else sum_rows
 
@@ -362,7 +364,9 @@ def split_count(columns: int, width: int) -> int:
     A property of the weight, not of the batch: it fixes the order of every row's sum.
     """
     tiles, steps = -(-columns // 128), -(-width // BLOCK)
-    return max(s for s in range(1, steps + 1) if s == 1 or (steps % s == 0 and tiles * s <= 48 and steps >= 8 * s))
+    return max(
+        s for s in range(1, steps + 1) if s == 1 or (steps % s == 0 and tiles * s <= 48 and steps >= 8 * s)
+    )
 
 
 def sum_program(*, name, columns, num_parts, num_splits, result, threads=128):
@@ -371,7 +375,8 @@ def sum_program(*, name, columns, num_parts, num_splits, result, threads=128):
 
     @T.prim_func
     def program(
-        partial: T.Tensor((num_splits * m, num_parts * columns), "float32"), out: T.Tensor((m, columns), result)
+        partial: T.Tensor((num_splits * m, num_parts * columns), "float32"),
+        out: T.Tensor((m, columns), result),
     ):
         with T.Kernel(T.ceildiv(columns, threads), m, threads=threads) as (tile, row):
             for t in T.Parallel(threads):

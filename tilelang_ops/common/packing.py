@@ -1,7 +1,7 @@
 """Weights of the matrix products as the kernels read them: packed once, when a checkpoint is loaded.
 
-A packed weight is int32 [copies, row_blocks, steps, words, 32], a copy for each group or expert, a block for 64
-weight rows and 64 channels, padded with zeros. Thread t of a warp group (warp t / 32, lane t % 32) holds, of
+A packed weight is int32 [copies, row_blocks, steps, words, 32]: a copy for each group or expert, in it
+blocks of 64 weight rows and 64 channels, padded with zeros. Thread t of a warp group (warp t / 32, lane t % 32) holds, of
 the 16 channels of an instruction, rows r and r + 8 of its block and channels c, c + 1, c + 8 and c + 9:
 
     r = 16 * (t / 32) + (t % 32) / 4        c = 2 * (t % 4)
@@ -9,13 +9,13 @@ the 16 channels of an instruction, rows r and r + 8 of its block and channels c,
 Its codes lie in words of its own, at [.., 32 * .. + t] of the block:
 
     MXFP4   17 x 32 words: 4 instructions x 128 threads; the eight codes of a word are four pairs, pair
-            p = (row + 8) + 2 * (channel + 8), low channel in the low half. In a half of a word, code bits
-            (sign; exponent, mantissa) of pair 0 lie at 9; 2..0, of pair 1 at 13; 6..4, of pair 2 at 3; 12..10
-            (its sign in the other half), of pair 3 at 15; 8, 7, 14. Then 32 words of scale bytes, word
-            8 * (t / 32) + (t % 32) / 4 with the bytes (channels 0..31: row r, row r + 8; channels 32..63: ..).
+            p = (row + 8) + 2 * (channel + 8), its low channel in the low half. In a half the bits (sign;
+            exponent, mantissa) are 9; 2..0 of pair 0, 13; 6..4 of pair 1, 3; 12..10 of pair 2 (the sign in
+            the other half), 15; 8, 7, 14 of pair 3. Then 32 words of scale bytes: word
+            8 * (t / 32) + (t % 32) / 4 has channels 0..31 of rows r and r + 8, then channels 32..63.
     FP8     33 x 32 words: 4 instructions x 2 (channel + 8) x 128 threads; in a word the low half is the low
-            channel, the high byte row r, the low byte row r + 8. Then 32 equal words of the block's four scale
-            bytes: (channels 0..31: rows 0..31, rows 32..63; channels 32..63: ..).
+            channel, the high byte row r, the low byte row r + 8. Then 32 equal words of the block's four
+            scale bytes: channels 0..31 of rows 0..31 and 32..63, then channels 32..63.
 
 With `gated` weights block b has gate rows 32 b .. 32 b + 31, then the same rows of the up projection.
 """
@@ -62,7 +62,9 @@ def pack_mxfp4(codes: Tensor, scales: Tensor, *, gated: bool = False) -> Tensor:
     ]
     half = halves[0] | halves[1] | halves[2] | halves[3]
     words = _word(half[..., 0], half[..., 1]).flatten(3).unflatten(3, (16, 32))
-    s = scales.unflatten(3, (4, 2, 8)).permute(0, 1, 2, 3, 5, 6, 4).contiguous()  # .. warp, row, channels, high
+    s = (
+        scales.unflatten(3, (4, 2, 8)).permute(0, 1, 2, 3, 5, 6, 4).contiguous()
+    )  # .. warp, row, channels, high
     return torch.cat([words, s.flatten(3).view(torch.int32).unsqueeze(3)], 3)
 
 
@@ -103,9 +105,7 @@ def pack_fp8(codes: Tensor, scales: Tensor, *, gated: bool = False) -> Tensor:
     if int(scales.max()) > MAX_FP8_SCALE:
         raise ValueError(f"FP8 scale byte {int(scales.max())}, at most {MAX_FP8_SCALE} (2^7) is exact")
     rows = scales.repeat_interleave(32, 1)[:, : codes.shape[1]]
-    codes, rows = (
-        _blocks(_interleave(t, gated), w) for t, w in ((codes.view(torch.uint8), 64), (rows, 2))
-    )
+    codes, rows = (_blocks(_interleave(t, gated), w) for t, w in ((codes.view(torch.uint8), 64), (rows, 2)))
     c = codes.unflatten(3, (4, 2, 8)).unflatten(6, (4, 2, 4, 2)).int()
     c = c.permute(0, 1, 2, 6, 7, 3, 5, 8, 4, 9)  # .. step, right, warp, row, quad, high, element
     half = (c[..., 0, :] << 8) | c[..., 1, :]
@@ -128,7 +128,7 @@ def unpack_fp8(packed: Tensor, *, gated: bool = False) -> Tensor:
 
 
 def split_float32(weight: Tensor) -> Tensor:
-    """[n, k] float32 as three bfloat16 terms of decreasing size: [3 * n, k], exact down to 2^-24 of a value."""
+    """[n, k] float32 as three bfloat16 terms of decreasing size: [3 * n, k], their sum exact."""
     parts, rest = [], weight.float()
     for _ in range(3):
         parts.append(rest.bfloat16())

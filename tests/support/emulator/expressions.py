@@ -225,6 +225,8 @@ class Expressions:
         if op in EXACT:
             value = f"Wide<{result}>({args[0]}) {EXACT[op]} Wide<{result}>({args[1]})"
             return f"{result}(rounded({value}))"
+        if op == "mul2":
+            return f"multiply_pairs({args[0]}, {args[1]})"
         if op in FUSED:
             return f"{result}(std::fma({', '.join(f'Wide<{result}>({a})' for a in args[:3])}))"
         raise Unsupported(f"operation {op}")

@@ -13,6 +13,7 @@ C_TYPES = {
     "float64": "double",
     "float16": "float16",
     "bfloat16": "bfloat16",
+    "bfloat16x2": "bfloat16x2",
     "float8_e4m3fn": "e4m3",
     "float8_e4m3": "e4m3",
     "float8_e5m2": "e5m2",

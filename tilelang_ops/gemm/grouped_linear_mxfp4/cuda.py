@@ -1,4 +1,4 @@
-"""grouped_linear_mxfp4 on CUDA: weights decoded in registers; on SM100 into shared memory, sums in tensor memory."""
+"""grouped_linear_mxfp4 on CUDA: a grid of tiles for any distribution of rows, empty experts included."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""grouped_swiglu_mxfp4 on CUDA: the product of grouped_linear_mxfp4, its tiles activated before they are stored."""
+"""grouped_swiglu_mxfp4 on CUDA: grouped_linear_mxfp4 whose tiles are activated before they are stored."""
 
 import torch
 from torch import Tensor

@@ -9,7 +9,14 @@ from tilelang_ops.common.dispatch import backend
 
 
 def grouped_swiglu_mxfp4(
-    x: Tensor, weights: Tensor, offsets: Tensor, factors: Tensor, limit: float, inner: int, *, round_output: bool
+    x: Tensor,
+    weights: Tensor,
+    offsets: Tensor,
+    factors: Tensor,
+    limit: float,
+    inner: int,
+    *,
+    round_output: bool,
 ) -> Tensor:
     """`silu(min(g, limit)) * clamp(u, -limit, limit) * factors[r]`, (g, u) = weights[expert of r] @ x[r].
 

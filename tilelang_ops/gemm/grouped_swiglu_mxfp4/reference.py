@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from tilelang_ops.common.numerics import decode_fp8, encode_fp8, silu
@@ -17,13 +16,12 @@ def run(
     limit: float,
     inner: int,
     round_output: bool,
-    dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    unpacked = unpack_mxfp4(weights, gated=True)[..., : x.shape[1]].to(dtype)
+    unpacked = unpack_mxfp4(weights, gated=True)[..., : x.shape[1]].float()
     bounds = offsets.tolist()
     product = x.new_zeros(x.shape[0], 2 * inner)
     for weight, first, end in zip(unpacked, bounds, bounds[1:], strict=False):
-        product[first:end] = (x[first:end].to(dtype) @ weight.T).to(x.dtype)
+        product[first:end] = (x[first:end].float() @ weight.T).to(x.dtype)
     gate, up = product.float().chunk(2, dim=1)
     out = silu(gate.clamp(max=limit).contiguous()) * up.clamp(-limit, limit) * factors.view(-1, 1)
     out = out.to(x.dtype)

@@ -20,7 +20,9 @@ def linear(x: Tensor, weight: Tensor, dtype: torch.dtype, *, num_parts: int = 1)
     Returns:
         [m, n] `dtype`. A row's bits do not depend on the other rows.
     """
-    assert x.dtype == weight.dtype == torch.bfloat16 and x.shape[1] == weight.shape[1], f"{x.shape=} {weight.shape=}"
+    assert x.dtype == weight.dtype == torch.bfloat16 and x.shape[1] == weight.shape[1], (
+        f"{x.shape=} {weight.shape=}"
+    )
     assert x.shape[1] % 8 == 0 and weight.shape[0] % num_parts == 0, f"{x.shape=} {weight.shape=}"
     if x.shape[0] == 0:
         return x.new_empty(0, weight.shape[0] // num_parts, dtype=dtype)

@@ -6,8 +6,6 @@ import torch
 from torch import Tensor
 
 
-def run(
-    x: Tensor, weight: Tensor, dtype: torch.dtype, num_parts: int, precision: torch.dtype = torch.float32
-) -> Tensor:
-    whole = weight.to(precision).unflatten(0, (num_parts, -1)).sum(0)
-    return (x.to(precision) @ whole.T).to(dtype)
+def run(x: Tensor, weight: Tensor, dtype: torch.dtype, num_parts: int) -> Tensor:
+    whole = weight.float().unflatten(0, (num_parts, -1)).sum(0)
+    return (x.float() @ whole.T).to(dtype)

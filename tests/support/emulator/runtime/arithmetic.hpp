@@ -51,6 +51,15 @@ inline T multiply(T a, T b) {
     }
 }
 
+// Two bfloat16 in a word, the first in the low half.
+struct bfloat16x2 {
+    bfloat16 low, high;
+};
+
+inline bfloat16x2 multiply_pairs(bfloat16x2 a, bfloat16x2 b) {
+    return {multiply(a.low, b.low), multiply(a.high, b.high)};
+}
+
 template <class T>
 inline void check_divisor(T b) {
     if constexpr (std::is_integral_v<T>) {
