@@ -1,22 +1,51 @@
-"""swiglu's kernel against its reference."""
+"""The activation's kernel against float64, its bytes against the encoding of its own values."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 
+from tests.support.compare import assert_same_bits
 from tests.support.kernel_runs import KernelRunner
-from tilelang_ops.moe.swiglu import cuda, reference
+from tilelang_ops.common.numerics import encode_fp8
+from tilelang_ops.moe.swiglu import cuda as swiglu
+from tilelang_ops.moe.swiglu_quantize import cuda as swiglu_quantize
+
+LIMIT = 2.5
 
 
-@pytest.mark.parametrize(("num_rows", "width"), [(1, 8), (5, 300), (0, 16)])
-@pytest.mark.parametrize("source", [torch.float32, torch.bfloat16])
+def _expected(gate_up: Tensor, weight: Tensor | None) -> Tensor:
+    gate, up = gate_up.double().chunk(2, 1)
+    out = torch.nn.functional.silu(gate.clamp(max=LIMIT)) * up.clamp(-LIMIT, LIMIT)
+    return out if weight is None else out * weight.double().view(-1, 1)
+
+
+@pytest.mark.parametrize(("source", "width"), [(torch.float32, 300), (torch.bfloat16, 1088)])
 @pytest.mark.parametrize("is_weighted", [False, True])
-def test_swiglu(
-    run_kernel: KernelRunner, num_rows: int, width: int, source: torch.dtype, is_weighted: bool
-) -> None:
-    gate_up = (4 * torch.randn(num_rows, 2 * width)).to(source)
-    weight = torch.rand(num_rows) if is_weighted else None
-    actual, _ = run_kernel(cuda, gate_up, 2.5, torch.bfloat16, weight)
-    expected = reference.run(gate_up, 2.5, torch.bfloat16, weight)
-    torch.testing.assert_close(actual, expected, rtol=2.0**-8, atol=1e-6)
+def test_swiglu(run_kernel: KernelRunner, source: torch.dtype, width: int, is_weighted: bool) -> None:
+    for num_rows in (1, 5, 0):
+        gate_up = (4 * torch.randn(num_rows, 2 * width)).to(source)
+        weight = torch.rand(num_rows) if is_weighted else None
+        actual, _ = run_kernel(swiglu, gate_up, LIMIT, torch.bfloat16, weight)
+        torch.testing.assert_close(
+            actual.double(), _expected(gate_up, weight), rtol=2.0**-8, atol=1e-6, check_dtype=False
+        )
+
+
+def test_swiglu_quantize(run_kernel: KernelRunner) -> None:
+    num_rows, width = 6, 1088  # more than a block's tile
+    gate_up = (4 * torch.randn(num_rows, 2 * width)).bfloat16()
+    gate_up[2, :40] = 0.0
+    weights = torch.rand(9)
+    slots = torch.tensor([8, 0, -1, 3, 4, 2], dtype=torch.int32)
+    (codes, scales), _ = run_kernel(swiglu_quantize, gate_up, LIMIT, weights, slots)
+    kept = slots >= 0
+    gate_up, weight = gate_up[kept], weights[slots[kept].long()]
+    values, _ = run_kernel(swiglu, gate_up, LIMIT, torch.bfloat16, weight)
+    expected_codes, expected_scales = encode_fp8(values)
+    assert_same_bits(codes[kept], expected_codes, "codes")
+    assert_same_bits(scales[kept], expected_scales, "scales")
+    (codes, scales), _ = run_kernel(swiglu_quantize, gate_up, LIMIT, weight, None)
+    assert_same_bits(codes, expected_codes, "codes of rows")
+    assert_same_bits(scales, expected_scales, "scales of rows")

@@ -1,0 +1,39 @@
+"""Add the outputs of a row's experts."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tilelang_ops.common.dispatch import backend
+
+
+def combine_slots(
+    outputs: Tensor,
+    places: Tensor,
+    weights: Tensor | None = None,
+    shared: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """`sum over slots of weight * outputs[place]`, plus `shared`; in float32, slots in order, rounded once.
+
+    Args:
+        outputs: [places, width] float32 or bfloat16, the experts' outputs where `group_rows` put them.
+        places: [n, k] int32 the place of every slot; -1 adds nothing.
+        weights: [n, k] float32, or None where the outputs carry them.
+        shared: [n, width] the shared expert's output, the dtype of `outputs`; None adds nothing.
+        dtype: of the result; None for that of `outputs`.
+
+    Returns:
+        [n, width] `dtype`.
+    """
+    num_rows, width = places.shape[0], outputs.shape[1]
+    assert outputs.is_contiguous(), f"{outputs.stride()=}"
+    assert weights is None or weights.shape == places.shape, f"{weights.shape=} {places.shape=}"
+    assert shared is None or (shared.shape == (num_rows, width) and shared.dtype == outputs.dtype), (
+        f"{shared.shape=} {shared.dtype=}"
+    )
+    dtype = dtype or outputs.dtype
+    if num_rows == 0:
+        return torch.empty(0, width, dtype=dtype, device=outputs.device)
+    return backend(__package__, outputs.device).run(outputs, places, weights, shared, dtype)

@@ -1,0 +1,1 @@
+from tilelang_ops.moe.swiglu_quantize.op import swiglu_quantize as swiglu_quantize

@@ -1,0 +1,140 @@
+"""swiglu and swiglu_quantize on CUDA: 8 channels a thread, 1,024 or fewer a block."""
+
+import tilelang.language as T
+import torch
+from torch import Tensor
+
+from tilelang_ops.common.cuda_numerics import e8m0_inverse, fp8_scale_byte, magnitude_bits
+from tilelang_ops.common.kernels import cuda_kernel
+from tilelang_ops.common.numerics import E4M3
+
+THREADS = 128
+GROUP = 32
+
+
+@cuda_kernel(
+    builds=lambda model: [
+        {
+            "width": model.moe_intermediate_size,
+            "source": "bfloat16",
+            "result": result,
+            "is_weighted": weighted,
+            "has_slots": slots,
+        }
+        for result, weighted, slots in (
+            ("bfloat16", False, False),
+            ("bfloat16", True, False),
+            ("float8_e4m3fn", False, False),
+            ("float8_e4m3fn", True, False),
+            ("float8_e4m3fn", True, True),
+        )
+    ]
+)
+def kernel(width: int, source: str, result: str, is_weighted: bool, has_slots: bool):
+    n, num_weights = T.dynamic("n"), T.dynamic("num_weights") if has_slots else None
+    num_weights = n if num_weights is None else num_weights
+    quantizes = result == "float8_e4m3fn"
+    step = 8 if width % 8 == 0 else 1
+    parts = GROUP // step if quantizes else 1
+    groups = width // (parts * step)
+    tile = THREADS // parts  # groups of a block
+
+    @T.prim_func
+    def swiglu_quantize(
+        gate_up: T.Tensor((n, 2 * width), source),
+        weight: T.Tensor((num_weights,), "float32"),
+        slots: T.Tensor((n,), "int32"),
+        out: T.Tensor((n, width), result),
+        scales: T.Tensor((n, width // GROUP), "uint8"),
+        limit: T.float32,
+    ):
+        with T.Kernel(n, T.ceildiv(groups, tile), threads=THREADS) as (row, block):
+            values = T.alloc_fragment((tile, parts, step), "float32")
+            largest = T.alloc_fragment((tile, parts), "int32")
+            amax = T.alloc_fragment((tile,), "int32")
+            factor = T.alloc_fragment((tile,), "float32")
+            scale = T.alloc_var("float32")
+            is_empty = T.alloc_var("int32")
+            scale = 1.0
+            is_empty = 0
+            if has_slots:
+                slot = slots[row]
+                if slot < 0:
+                    is_empty = 1
+                else:
+                    scale = weight[slot]
+            elif is_weighted:
+                scale = weight[row]
+            if is_empty == 0:
+                for g, p in T.Parallel(tile, parts):
+                    start = ((block * tile + g) * parts + p) * step
+                    gate = T.alloc_local((step,), "float32")
+                    up = T.alloc_local((step,), "float32")
+                    top = T.alloc_var("int32")
+                    top = 0
+                    for k in T.unroll(step):
+                        gate[k] = 0.0
+                    if start < width:
+                        for k in T.vectorized(step):
+                            gate[k] = T.cast(gate_up[row, start + k], "float32")
+                        for k in T.vectorized(step):
+                            up[k] = T.cast(gate_up[row, width + start + k], "float32")
+                        for k in T.unroll(step):
+                            gate[k] = T.min(gate[k], limit)
+                            up[k] = T.max(T.min(up[k], limit), -limit)
+                            gate[k] = gate[k] / (1.0 + T.exp(-gate[k])) * up[k] * scale
+                            if quantizes:
+                                gate[k] = T.cast(T.cast(gate[k], source), "float32")
+                                top = T.max(top, magnitude_bits(gate[k]))
+                        if not quantizes:
+                            for k in T.vectorized(step):
+                                out[row, start + k] = T.cast(gate[k], result)
+                    if quantizes:
+                        for k in T.vectorized(step):
+                            values[g, p, k] = gate[k]
+                        largest[g, p] = top
+                if quantizes:
+                    T.reduce_max(largest, amax, dim=1)
+                    for g in T.Parallel(tile):
+                        byte = fp8_scale_byte(amax[g])
+                        factor[g] = e8m0_inverse(byte)
+                        if block * tile + g < groups:
+                            scales[row, block * tile + g] = T.cast(byte, "uint8")
+                    for g, p in T.Parallel(tile, parts):
+                        start = ((block * tile + g) * parts + p) * step
+                        if start < width:
+                            v = T.alloc_local((step,), "float32")
+                            for k in T.vectorized(step):
+                                v[k] = values[g, p, k] * factor[g]
+                            for k in T.vectorized(step):
+                                out[row, start + k] = T.cast(v[k], result)
+
+    return swiglu_quantize
+
+
+def launch(
+    gate_up: Tensor, limit: float, dtype: torch.dtype, weight: Tensor | None, slots: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """Values of `dtype`; for E4M3 with their scales."""
+    num_rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+    out = torch.empty(num_rows, width, dtype=dtype, device=gate_up.device)
+    scales = None
+    if dtype == E4M3:
+        scales = torch.empty(num_rows, width // GROUP, dtype=torch.uint8, device=gate_up.device)
+    if num_rows > 0:
+        source, result = (str(d).removeprefix("torch.") for d in (gate_up.dtype, dtype))
+        program = kernel(
+            width=width,
+            source=source,
+            result=result,
+            is_weighted=weight is not None,
+            has_slots=slots is not None,
+        )
+        factors = None if weight is None else weight.reshape(-1)
+        program(gate_up.contiguous(), factors, slots, out, scales, limit)
+    return out, scales
+
+
+def run(gate_up: Tensor, limit: float, weight: Tensor | None, slots: Tensor | None) -> tuple[Tensor, Tensor]:
+    codes, scales = launch(gate_up, limit, E4M3, weight, slots)
+    return codes.view(torch.uint8), scales
