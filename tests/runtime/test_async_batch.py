@@ -14,12 +14,12 @@ from deepinfer.runtime.async_batch import (
     NgramVocab,
     Remap,
     correct_batch,
-    corrected_survivals,
     deal,
-    redistribute,
     with_seqlens_q,
 )
 from deepinfer.runtime.batch import Batch
+from tilelang_ops.speculative import redistribute
+from tilelang_ops.speculative.redistribute.reference import corrected_survivals
 
 VOCAB = 50
 PAD = 0  # compressed id

@@ -38,7 +38,7 @@ from deepinfer.models.deepseek_v41.weights import Weights
 from deepinfer.runtime.batch import Batch
 from deepinfer.runtime.caches import Caches
 from tilelang_ops.common.formulas import ring_slot
-from tilelang_ops.kv_index import window_index
+from tilelang_ops.step_inputs import draft_inputs
 
 
 @dataclass(frozen=True)
@@ -194,24 +194,23 @@ class Drafter:
 
         Arguments are those of `propose`. Writes the block's records to the rings.
         """
-        ring = self._ring(caches)
-        slots = state_slots.long()
-        block_positions = positions[:, None] + torch.arange(self.block_size, device=positions.device)
-        records = ring_slot(slots[:, None], block_positions, ring).flatten()  # [n * block_size]
-        rotation = self.rotary.rows(block_positions.flatten(), self.rotary.num_positions)
-        # Every row of a block sees the same records: those up to the block's end, ascending.
-        ends = positions.long() + (self.block_size - 1)
-        index = window_index(ends, slots * ring, self.window + self.block_size, ring)
-        index = index.repeat_interleave(self.block_size, 0)
-        input_ids = anchors.new_full((anchors.shape[0], self.block_size), self.noise_token_id)
-        input_ids[:, 0] = anchors
-        streams = Streams.start(self.embed(input_ids.flatten()), self.num_streams)
+        inputs = draft_inputs(
+            anchors,
+            positions,
+            state_slots,
+            block_size=self.block_size,
+            window=self.window,
+            ring=self._ring(caches),
+            noise_token_id=self.noise_token_id,
+        )
+        rotation = self.rotary.rows(inputs.positions, self.rotary.num_positions)
+        streams = Streams.start(self.embed(inputs.input_ids), self.num_streams)
         for stage in self.stages:
             attention = stage.attention
             x, streams = stage.enter(streams, None)
             kv = attention.kv_norm(attention.wkv(x, self.arithmetic))
-            attention.store_in_rings(kv, rotation, records, caches)
-            output = attention.forward_in_rings(x, rotation, index, caches)
+            attention.store_in_rings(kv, rotation, inputs.ring_index, caches)
+            output = attention.forward_in_rings(x, rotation, inputs.window_index, caches)
             streams = stage.feed_forward(streams.add(output))
         return streams.collapse().unflatten(0, (-1, self.block_size))
 

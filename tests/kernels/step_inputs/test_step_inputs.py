@@ -1,0 +1,79 @@
+"""The kernels that make the inputs of decode steps against their references."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.support.compare import assert_same_bits
+from tests.support.kernel_runs import KernelRunner
+from tilelang_ops.step_inputs.correct_rows import cuda as correct_rows_cuda
+from tilelang_ops.step_inputs.correct_rows import reference as correct_rows_reference
+from tilelang_ops.step_inputs.deal_rows import cuda as deal_rows_cuda
+from tilelang_ops.step_inputs.deal_rows import reference as deal_rows_reference
+from tilelang_ops.step_inputs.draft_inputs import cuda as draft_inputs_cuda
+from tilelang_ops.step_inputs.draft_inputs import reference as draft_inputs_reference
+
+VOCAB = 60
+
+
+def int32(*shape: int, low: int = 0, high: int = VOCAB) -> Tensor:
+    return torch.randint(low, high, shape, dtype=torch.int32)
+
+
+def assert_results(actual: tuple[Tensor, ...], expected: tuple[Tensor, ...], what: str) -> None:
+    for place, (a, b) in enumerate(zip(actual, expected, strict=True)):
+        assert_same_bits(a, b, f"{what}, result {place}")
+
+
+@pytest.mark.parametrize(("num_drafts", "width"), [(5, 4), (0, 4), (2, 1), (3, 0)])
+def test_correct_rows(run_kernel: KernelRunner, num_drafts: int, width: int) -> None:
+    for num_seqs in (1, 70):
+        seqlens_q = torch.randint(1, num_drafts + 2, (num_seqs,))
+        num_rows = int(seqlens_q.sum())
+        lens = int32(num_seqs, low=20, high=90)
+        num_before = num_seqs + 3
+        has_windows = width > 0
+        args = (
+            int32(num_rows),
+            int32(num_rows),
+            torch.repeat_interleave(torch.arange(num_seqs), seqlens_q).int(),
+            int32(num_rows, width),
+            torch.nn.functional.pad(seqlens_q.cumsum(0), (1, 0)).int(),
+            lens,
+            lens + 3,
+            torch.randperm(num_before)[:num_seqs].int().masked_fill(torch.rand(num_seqs) < 0.3, -1),
+            int32(num_seqs, low=1, high=9),
+            int32(num_seqs, max(0, width - 1)),
+            int32(num_before, num_drafts + 1),
+            int32(num_before, low=1, high=num_drafts + 2),
+            int32(num_before, num_drafts) if num_drafts else None,
+            int32(VOCAB, high=1000) if has_windows else None,
+            torch.rand(VOCAB) < 0.1 if has_windows else None,
+            7,
+        )
+        actual = run_kernel(correct_rows_cuda, *args)[0]
+        assert_results(actual, correct_rows_reference.run(*args), f"{num_seqs=}")
+
+
+@pytest.mark.parametrize("width", [4, 0])
+def test_deal_rows(run_kernel: KernelRunner, width: int) -> None:
+    for num_seqs in (1, 3, 129, 300):
+        planned, dealt = (torch.randint(1, 7, (num_seqs,)) for _ in range(2))
+        dealt[-1] = 1
+        if dealt.sum() >= planned.sum():
+            planned[0] += dealt.sum() - planned.sum()
+        dealt[-1] += planned.sum() - dealt.sum()
+        num_rows = int(planned.sum())
+        cu_seqlens_q = torch.nn.functional.pad(planned.cumsum(0), (1, 0)).int()
+        args = dealt.int(), cu_seqlens_q, int32(num_seqs, low=20), int32(num_rows), int32(num_rows, width)
+        actual = run_kernel(deal_rows_cuda, *args)[0]
+        assert_results(actual, deal_rows_reference.run(*args), f"{num_seqs=}")
+
+
+def test_draft_inputs(run_kernel: KernelRunner) -> None:
+    for n in (1, 6):
+        positions = torch.tensor([0, 1, 127, 128, 134, 70000], dtype=torch.int32)[-n:]
+        args = int32(n), positions, int32(n, low=1), 5, 128, 134, 59
+        assert_results(run_kernel(draft_inputs_cuda, *args)[0], draft_inputs_reference.run(*args), f"{n=}")
