@@ -16,6 +16,7 @@ its tensors' device, allocates nothing and waits for nothing.
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import inspect
 import logging
@@ -75,9 +76,25 @@ class KernelFactory:
 
     @property
     def source_files(self) -> tuple[Path, ...]:
-        """The factory's own file and the shared ones that it may draw on."""
-        own = Path(inspect.getfile(self.make))
-        return (own, *sorted(Path(__file__).parent.glob("*.py")))
+        """The factory's own file, and those of this package that it imports, directly or not."""
+        return _imported_files(self.make.__module__)
+
+
+@cache
+def _imported_files(module: str) -> tuple[Path, ...]:
+    root = Path(__file__).parents[2]
+    found: dict[str, Path] = {}
+    names = [module]
+    while names:
+        name = names.pop()
+        path = root.joinpath(*name.split(".")).with_suffix(".py")
+        if name in found or not path.exists():
+            continue
+        found[name] = path
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tilelang_ops."):
+                names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+    return tuple(sorted(found.values()))
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,7 +6,6 @@ import ctypes
 import hashlib
 import os
 import subprocess
-import tempfile
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.support.build_cache import build_cache, write_whole
 from tests.support.emulator.nodes import C_TYPES, c_type, kind_of
 from tests.support.emulator.statements import Statements
 
@@ -203,25 +203,17 @@ def _compiler() -> tuple[str, ...]:
     return (*os.environ.get("CXX", "g++").split(), *FLAGS, *native)
 
 
-def _cache_directory() -> Path:
-    directory = Path(tempfile.gettempdir()) / f"deepinfer-emulator-{os.getuid()}"
-    directory.mkdir(mode=0o700, exist_ok=True)
-    return directory
-
-
 @cache
 def _prepared_headers(contract: bool) -> Path:
     """Directory with the runtime and its precompiled header, made once for a text of it."""
     texts = {path.name: path.read_text() for path in sorted(RUNTIME.glob("*.hpp"))}
     command = [*_compiler(), CONTRACTIONS[contract]]
     key = hashlib.sha256(repr((texts, command)).encode()).hexdigest()[:16]
-    directory = _cache_directory() / key
+    directory = build_cache("emulator") / key
     if not (directory / "runtime.hpp.gch").exists():
         directory.mkdir(exist_ok=True)
         for name, text in texts.items():
-            partial = directory / f"{name}.{os.getpid()}"
-            partial.write_text(text)
-            partial.replace(directory / name)
+            write_whole(directory / name, text)
         partial = directory / f"gch.{os.getpid()}"
         _compile([*command, "-x", "c++-header", str(directory / "runtime.hpp"), "-o", str(partial)])
         partial.replace(directory / "runtime.hpp.gch")
