@@ -6,10 +6,11 @@ copy; only the tensor's own device says otherwise.
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
 from torch import Tensor
+
+
+_views: dict[tuple[int, torch.Size, torch.dtype, torch.device], Tensor] = {}
 
 
 def device_view(tensor: Tensor, device: torch.device) -> Tensor:
@@ -19,13 +20,23 @@ def device_view(tensor: Tensor, device: torch.device) -> Tensor:
 
     Args:
         tensor: on `device`, or contiguous in pinned host memory.
-        device: a GPU; for any other device the tensor must lie there.
+        device: a GPU with its index; for any other device the tensor must lie there.
+
+    Raises:
+        ValueError: host memory that is not pinned.
     """
     if tensor.device.type == device.type:
         return tensor
-    assert device.type == "cuda" and tensor.device.type == "cpu", f"{tensor.device=} {device=}"
-    index = torch.cuda.current_device() if device.index is None else device.index
-    return _view(tensor.data_ptr(), tuple(tensor.shape), tensor.dtype, index)
+    assert device.type == "cuda" and tensor.is_contiguous(), f"{tensor.device=} {device=} {tensor.stride()=}"
+    # Asking the driver about a pointer takes longer than a launch: once for each tensor.
+    key = tensor.data_ptr(), tensor.shape, tensor.dtype, device
+    if key not in _views:
+        if not tensor.is_pinned():
+            raise ValueError("a GPU reads host memory only where it is pinned: Tensor.pin_memory()")
+        flat = torch.as_tensor(_Address(tensor.data_ptr(), tensor.nbytes), device=device)
+        assert flat.data_ptr() == tensor.data_ptr(), "the memory was copied"
+        _views[key] = flat.view(tensor.dtype).view(tensor.shape)
+    return _views[key]
 
 
 class _Address:
@@ -38,14 +49,3 @@ class _Address:
             "typestr": "|u1",
             "version": 3,
         }
-
-
-@lru_cache(maxsize=256)
-def _view(pointer: int, shape: tuple[int, ...], dtype: torch.dtype, device_index: int) -> Tensor:
-    """Asking the driver about a pointer takes longer than a launch: once for each tensor."""
-    num_bytes = torch.Size(shape).numel() * dtype.itemsize
-    with torch.cuda.device(device_index):
-        # Raises where the memory is not pinned.
-        flat = torch.as_tensor(_Address(pointer, num_bytes), device=torch.device("cuda", device_index))
-    assert flat.data_ptr() == pointer, "the memory was copied"
-    return flat.view(dtype).view(shape)

@@ -57,8 +57,8 @@ def test_table_in_pinned_host_memory_cuda() -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="reads host memory from a GPU")
 def test_memory_that_is_not_pinned_is_refused_cuda() -> None:
-    with pytest.raises(RuntimeError):
-        device_view(torch.zeros(1 << 16, dtype=torch.uint8), torch.device("cuda"))
+    with pytest.raises(ValueError, match="pinned"):
+        device_view(torch.zeros(1 << 16, dtype=torch.uint8), torch.device("cuda", 0))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs the memory of a GPU")

@@ -16,7 +16,7 @@ from tilelang_ops.common.numerics import MX_GROUP
 
 THREADS = 128
 LANES = 8  # channels of a row that a thread reads at once: a store of 16 bytes in bfloat16
-DEPTH = 4  # rows that it has in flight
+DEPTH = 2  # rows that it has in flight
 
 
 def _builds(model):
