@@ -1,0 +1,150 @@
+"""Cases of the matrix products. The work in torch has its weights decoded to bfloat16 beforehand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from examples.kernel_cases.case import Case
+from tilelang_ops.common.packing import pack_fp8, pack_mxfp4, split_float32, unpack_fp8, unpack_mxfp4
+from tilelang_ops.gemm import grouped_linear_mxfp4, grouped_swiglu_mxfp4, linear, linear_fp8
+
+HIDDEN, INNER, EXPERTS = 5120, 2304, 7
+DENSE = ((1280, 5120, 1), (32768, 1280, 1), (5120, 8192, 1), (4608, 5120, 1), (1024, 4096, 8))
+
+
+def cases() -> list[Case]:
+    """The cases of this family."""
+    dense = [_fp8(rows, *shape) for rows in (256, 4096) for shape in DENSE]
+    experts = [c for rows in (55, 512) for c in (_first(rows), _second(rows))]
+    head = [_linear(rows, 129280, HIDDEN, 1) for rows in (64, 256, 1536)]
+    small = [_linear(256, 384, HIDDEN, 1), _linear(256, 1024, HIDDEN, 1), _linear(256, 24, 4 * HIDDEN, 3)]
+    return dense + experts + head + small
+
+
+def _random(seed: int) -> torch.Generator:
+    return torch.Generator("cuda").manual_seed(seed)
+
+
+def _rows(num_rows: int, width: int, generator: torch.Generator) -> Tensor:
+    return torch.randn(num_rows, width, generator=generator, device="cuda").bfloat16()
+
+
+def _bytes(*shape: int, generator: torch.Generator) -> Tensor:
+    return torch.randint(0, 256, shape, generator=generator, device="cuda", dtype=torch.uint8)
+
+
+def _close(expected: Callable[..., Tensor]) -> Callable[[Any, tuple[Any, ...]], None]:
+    def check(out: Tensor, args: tuple[Any, ...]) -> None:
+        exact = expected(*args).float()
+        torch.testing.assert_close(out.float(), exact, rtol=2.0**-6, atol=float(exact.std()) * 2.0**-7)
+
+    return check
+
+
+def _fp8(rows: int, columns: int, width: int, groups: int) -> Case:
+    def make(seed: int) -> tuple[Tensor, Tensor, Tensor]:
+        generator = _random(seed)
+        codes = _bytes(groups, columns, width, generator=generator)
+        codes[(codes & 0x7F) == 0x7F] = 0
+        scales = torch.full((groups, columns // 32, width // 32), 118, dtype=torch.uint8, device="cuda")
+        packed = pack_fp8(codes, scales)
+        return _rows(rows, groups * width, generator), packed, unpack_fp8(packed).bfloat16()
+
+    def in_torch(x: Tensor, _: Tensor, weight: Tensor) -> Tensor:
+        parts = x.view(rows, groups, width).transpose(0, 1) @ weight.transpose(1, 2)
+        return parts.transpose(0, 1).reshape(rows, groups * columns)
+
+    return Case(
+        op="gemm.linear_fp8",
+        size=f"{rows} rows, {f'{groups} x ' if groups > 1 else ''}{width} to {columns}",
+        bytes=groups * (columns * width + columns * width // 1024 + 2 * rows * (columns + width)),
+        flops=2 * rows * columns * width * groups,
+        make=make,
+        run=lambda x, packed, _: linear_fp8(x, packed, columns, num_groups=groups),
+        torch=in_torch,
+        check=_close(in_torch),
+    )
+
+
+def _experts(rows: int, columns: int, width: int, gated: bool, seed: int) -> tuple[Tensor, ...]:
+    generator = _random(seed)
+    codes = _bytes(EXPERTS, columns, width // 2, generator=generator)
+    scales = torch.full((EXPERTS, columns, width // 32), 120, dtype=torch.uint8, device="cuda")
+    packed = pack_mxfp4(codes, scales, gated=gated)
+    offsets = torch.arange(EXPERTS + 1, dtype=torch.int32, device="cuda") * rows
+    factors = torch.rand(EXPERTS * rows, generator=generator, device="cuda")
+    weights = unpack_mxfp4(packed, gated=gated).bfloat16()
+    return _rows(EXPERTS * rows, width, generator), packed, offsets, factors, weights
+
+
+def _product(x: Tensor, offsets: Tensor, weights: Tensor) -> Tensor:
+    return torch._grouped_mm(x, weights.transpose(1, 2), offs=offsets[1:])
+
+
+def _expert_bytes(columns: int, width: int) -> int:
+    return EXPERTS * (columns * width // 2 + columns * width // 32)
+
+
+def _first(rows: int) -> Case:
+    def in_torch(x: Tensor, _: Tensor, offsets: Tensor, factors: Tensor, weights: Tensor) -> Tensor:
+        gate, up = _product(x, offsets, weights).float().chunk(2, 1)
+        gate, up = gate.clamp(max=10.0), up.clamp(-10.0, 10.0)
+        return (torch.nn.functional.silu(gate) * up * factors.unsqueeze(1)).bfloat16()
+
+    return Case(
+        op="gemm.grouped_swiglu_mxfp4",
+        size=f"{EXPERTS} experts x {rows} rows, {HIDDEN} to 2 x {INNER}",
+        bytes=_expert_bytes(2 * INNER, HIDDEN) + 2 * EXPERTS * rows * (HIDDEN + INNER),
+        flops=2 * EXPERTS * rows * 2 * INNER * HIDDEN,
+        make=lambda seed: _experts(rows, 2 * INNER, HIDDEN, True, seed),
+        run=lambda x, packed, offsets, factors, _: grouped_swiglu_mxfp4(
+            x, packed, offsets, factors, 10.0, INNER, round_output=False
+        ),
+        torch=in_torch,
+        check=_close(in_torch),
+    )
+
+
+def _second(rows: int) -> Case:
+    def in_torch(x: Tensor, _: Tensor, offsets: Tensor, __: Tensor, weights: Tensor) -> Tensor:
+        return _product(x, offsets, weights)
+
+    return Case(
+        op="gemm.grouped_linear_mxfp4",
+        size=f"{EXPERTS} experts x {rows} rows, {INNER} to {HIDDEN}",
+        bytes=_expert_bytes(HIDDEN, INNER) + 2 * EXPERTS * rows * (HIDDEN + INNER),
+        flops=2 * EXPERTS * rows * INNER * HIDDEN,
+        make=lambda seed: _experts(rows, HIDDEN, INNER, False, seed),
+        run=lambda x, packed, offsets, _, __: grouped_linear_mxfp4(x, packed, offsets, HIDDEN),
+        torch=in_torch,
+        check=_close(in_torch),
+    )
+
+
+def _linear(rows: int, columns: int, width: int, parts: int) -> Case:
+    def make(seed: int) -> tuple[Tensor, Tensor, Tensor]:
+        generator = _random(seed)
+        weight = torch.randn(columns, width, generator=generator, device="cuda") / 64
+        return (
+            _rows(rows, width, generator),
+            split_float32(weight) if parts > 1 else weight.bfloat16(),
+            weight,
+        )
+
+    def in_torch(x: Tensor, packed: Tensor, weight: Tensor) -> Tensor:
+        return x.float() @ weight.T if parts > 1 else (x @ packed.T).float()
+
+    return Case(
+        op="gemm.linear",
+        size=f"{rows} rows, {width} to {columns}{', float32 weights' if parts > 1 else ''}",
+        bytes=2 * parts * columns * width + 2 * rows * width + 4 * rows * columns,
+        flops=2 * rows * columns * width * parts,
+        make=make,
+        run=lambda x, packed, _: linear(x, packed, torch.float32, num_parts=parts),
+        torch=in_torch,
+        check=_close(in_torch),
+    )
