@@ -8,8 +8,8 @@ the activations the second (its columns), so few rows of activations cost little
 Weights stay packed in memory and in shared memory; a thread decodes into the registers that the instruction
 reads. All decoded values are exact in bfloat16, as are activations rounded to E4M3, hence a result differs
 from a float32 product in nothing but the order of its sum. That order is: the 16 channels of an instruction,
-instructions in ascending channel, segments of `width / num_splits` channels likewise. It is the same for every
-tile size, so a row has the same bits in every batch.
+instructions in ascending channel, segments of `width / num_splits` channels likewise. It is the same for
+every tile size, so a row has the same bits in every batch.
 """
 
 import tilelang.cuda.language as T
@@ -71,26 +71,27 @@ def select(index, values):
     return T.if_then_else(index < half, select(index, values[:half]), select(index - half, values[half:]))
 
 
-def decoded_pair(fmt, packed, i, j):
+def decoded_pair(fmt, packed, at, i, j):
     """bfloat16 bits of weights (row i, channels 2j and 2j + 1) of packed blocks in shared memory.
 
     Args:
         fmt: "mxfp4" or "fp8".
-        packed: [row blocks, WORDS[fmt], 32] uint32.
+        packed: [row blocks, steps, WORDS[fmt], 32] uint32.
+        at: step in `packed`.
         i: weight row in the tile.
         j: pair of channels, 0..31.
     """
     block, warp, high, lane_row = i // 64, (i % 64) // 16, (i // 8) % 2, i % 8
     step, right, lane = j // 8, (j // 4) % 2, (i % 8) * 4 + j % 4
     if fmt == "mxfp4":
-        word = packed[block, step * 4 + warp, lane]
+        word = packed[block, at, step * 4 + warp, lane]
         bits = select(right * 2 + high, [decode_mxfp4_pair(word, pair) for pair in range(4)])
-        scales = packed[block, 16, warp * 8 + lane_row]
+        scales = packed[block, at, 16, warp * 8 + lane_row]
         scale = (scales >> T.cast((step // 2) * 16 + high * 8, "uint32")) & T.uint32(255)
     else:
-        word = packed[block, (step * 2 + right) * 4 + warp, lane]
+        word = packed[block, at, (step * 2 + right) * 4 + warp, lane]
         bits = select(high, [decode_fp8_pair(word, pair) for pair in range(2)])
-        scales = packed[block, 32, 0]
+        scales = packed[block, at, 32, 0]
         scale = (scales >> T.cast((step // 2) * 16 + (warp // 2) * 8, "uint32")) & T.uint32(255)
     return times_power(bits, scale, EXPONENT[fmt])
 
@@ -106,6 +107,7 @@ def matrix_program(
     block_n,
     stages,
     blocks_per_sm=1,
+    paired=False,
     num_groups=1,
     num_experts=0,
     is_gated=False,
@@ -163,20 +165,43 @@ def matrix_program(
         T.copy(x[first_row, (copy * width if num_groups > 1 else 0) + step * BLOCK], x_tile)
         if is_packed:
             first = copy * row_blocks + index * blocks
-            T.copy(weights[first : first + blocks, step, :, :], w_tile)
+            T.copy(weights[first : first + blocks, step : step + 1, :, :], w_tile)
         else:
             T.copy(weights[copy * columns + index * block_m, step * BLOCK], w_tile)
 
     @T.macro
-    def decode(pairs, w_tile):
+    def decode(pairs, w_tile, at):
         for i, j in T.Parallel(block_m, BLOCK // 2):
-            pairs[i, j] = decoded_pair(fmt, w_tile, i, j)
+            pairs[i, j] = decoded_pair(fmt, w_tile, at, i, j)
+
+    @T.macro
+    def sum_rows_paired(x, weights, total, copy, index, first_row, count, segment):
+        x_tile = T.alloc_shared((2, block_n, BLOCK), "bfloat16")
+        w_tile = T.alloc_shared((blocks, 2, words, 32), "uint32")
+        pairs_even = T.alloc_fragment((block_m, BLOCK // 2), "uint32")
+        pairs_odd = T.alloc_fragment((block_m, BLOCK // 2), "uint32")
+        even = T.view(pairs_even, (block_m, BLOCK), "bfloat16")
+        odd = T.view(pairs_odd, (block_m, BLOCK), "bfloat16")
+        T.clear(even)
+        T.clear(odd)
+        T.clear(total)
+        first = copy * row_blocks + index * blocks
+        x_column = copy * width if num_groups > 1 else 0
+        for step in T.Pipelined(T.if_then_else(count > 0, (num_steps + 1) // 2, 0), num_stages=stages):
+            column = x_column + step * 2 * BLOCK
+            T.copy(x[first_row : first_row + block_n, column : column + BLOCK], x_tile[0, :, :])
+            T.copy(x[first_row : first_row + block_n, column + BLOCK : column + 2 * BLOCK], x_tile[1, :, :])
+            T.copy(weights[first : first + blocks, step * 2 : step * 2 + 2, :, :], w_tile)
+            decode(pairs_even, w_tile, 0)
+            T.wgmma_gemm(even, x_tile[0, :, :], total, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
+            decode(pairs_odd, w_tile, 1)
+            T.gemm(odd, x_tile[1, :, :], total, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
 
     @T.macro
     def sum_rows(x, weights, total, copy, index, first_row, count, segment):
         x_tile = T.alloc_shared((block_n, BLOCK), "bfloat16")
         if is_packed:
-            w_tile = T.alloc_shared((blocks, words, 32), "uint32")
+            w_tile = T.alloc_shared((blocks, 1, words, 32), "uint32")
             pairs = T.alloc_fragment((block_m, BLOCK // 2), "uint32")
             decoded = T.view(pairs, (block_m, BLOCK), "bfloat16")
             T.clear(decoded)
@@ -190,11 +215,11 @@ def matrix_program(
         for step in T.Pipelined(T.if_then_else(count > 0, num_steps, 0), num_stages=stages):
             load(x, weights, x_tile, w_tile, copy, index, first_row, first_step + step)
             if is_packed:
-                decode(pairs, w_tile)
+                decode(pairs, w_tile, 0)
             operand = decoded if is_packed else w_tile
             sum_of = part if num_passes > 1 else total
             T.gemm(operand, x_tile, sum_of, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
-            if num_passes > 1:
+            if num_passes > 1:  # noqa: SIM102  known when traced
                 if (step + 1) % segment_steps == 0:
                     for i, n in T.Parallel(block_m, block_n):
                         total[i, n] = total[i, n] + part[i, n]
@@ -206,7 +231,7 @@ def matrix_program(
         accumulator = T.alloc_tmem((block_m, block_n), "float32")
         done = T.alloc_barrier(1)
         if is_packed:
-            w_tile = T.alloc_shared((blocks, words, 32), "uint32")
+            w_tile = T.alloc_shared((blocks, 1, words, 32), "uint32")
             decoded = T.alloc_shared((block_m, BLOCK), "bfloat16")
             pairs = T.view(decoded, (block_m, BLOCK // 2), "uint32")
         else:
@@ -218,11 +243,11 @@ def matrix_program(
         for step in T.Pipelined(T.if_then_else(count > 0, num_steps, 0), num_stages=stages):
             load(x, weights, x_tile, w_tile, copy, index, first_row, first_step + step)
             if is_packed:
-                decode(pairs, w_tile)
+                decode(pairs, w_tile, 0)
             operand = decoded if is_packed else w_tile
             is_first = step % segment_steps == 0
             T.gemm(operand, x_tile, accumulator, transpose_B=True, mbar=done, clear_accum=is_first)
-            if num_passes > 1:
+            if num_passes > 1:  # noqa: SIM102  known when traced
                 if (step + 1) % segment_steps == 0:
                     T.copy(accumulator, part)
                     for i, n in T.Parallel(block_m, block_n):
@@ -233,7 +258,7 @@ def matrix_program(
             else:
                 T.clear(total)
 
-    sum_all = sum_rows_on_tmem if on_tmem else sum_rows
+    sum_all = sum_rows_on_tmem if on_tmem else sum_rows_paired if paired else sum_rows
 
     @T.macro
     def store(total, out, copy, index, first_row, count):
@@ -283,7 +308,7 @@ def matrix_program(
         expert[0] = 0
         for bit in T.unroll(num_experts.bit_length()):
             candidate = expert[0] + (1 << (num_experts.bit_length() - 1 - bit))
-            if candidate < num_experts:
+            if candidate < num_experts:  # noqa: SIM102  guards the load
                 if offsets[candidate] // block_n + candidate <= slot:
                     expert[0] = candidate
 

@@ -1,8 +1,9 @@
 """Weights of the matrix products as the kernels read them: packed once, when a checkpoint is loaded.
 
 A packed weight is int32 [copies, row_blocks, steps, words, 32]: a copy for each group or expert, in it
-blocks of 64 weight rows and 64 channels, padded with zeros. Thread t of a warp group (warp t / 32, lane t % 32) holds, of
-the 16 channels of an instruction, rows r and r + 8 of its block and channels c, c + 1, c + 8 and c + 9:
+blocks of 64 weight rows and 64 channels, padded with zeros. Thread t of a warp group (warp t / 32, lane
+t % 32) holds, of the 16 channels of an instruction, rows r and r + 8 of its block and channels c, c + 1,
+c + 8 and c + 9:
 
     r = 16 * (t / 32) + (t % 32) / 4        c = 2 * (t % 4)
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from tests.kernels.gemm.weights import fp8_weight, mxfp4_weight, rounded_rows
 from tests.support.compare import assert_same_bits
 from tests.support.kernel_runs import KernelRunner
+from tilelang_ops.common.matrix import split_count
 from tilelang_ops.common.packing import pack_fp8, pack_mxfp4, split_float32, unpack_fp8, unpack_mxfp4
 from tilelang_ops.gemm.grouped_linear_mxfp4 import cuda as grouped_cuda
 from tilelang_ops.gemm.grouped_linear_mxfp4 import reference as grouped_reference
@@ -101,25 +102,30 @@ def test_grouped_swiglu(run: KernelRunner, round_output: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("columns", "width", "parts", "dtype"),
-    [(200, 72, 1, torch.bfloat16), (136, 1024, 1, torch.float32), (24, 1024, 3, torch.float32)],
+    ("num_rows", "columns", "width", "parts", "dtype"),
+    [
+        (70, 200, 72, 1, torch.bfloat16),
+        (5, 136, 1024, 1, torch.float32),
+        (5, 24, 1024, 3, torch.float32),
+    ],
 )
 def test_linear(
     run: KernelRunner,
     monkeypatch: pytest.MonkeyPatch,
+    num_rows: int,
     columns: int,
     width: int,
     parts: int,
     dtype: torch.dtype,
 ) -> None:
-    x, whole = torch.randn(70, width).bfloat16(), torch.randn(columns, width)
+    x, whole = torch.randn(num_rows, width).bfloat16(), torch.randn(columns, width)
     weight = split_float32(whole) if parts == 3 else whole.bfloat16()
     out, _ = run(linear_cuda, x, weight, dtype, parts)
     assert_close(out, x, whole if parts == 3 else weight)
     torch.testing.assert_close(out, linear_reference.run(x, weight, dtype, parts), rtol=2.0**-7, atol=1e-3)
-    for first, end in ROW_SAMPLES:
-        alone, _ = run(linear_cuda, x[first:end], weight, dtype, parts)
-        assert_same_bits(alone, out[first:end], f"rows {first}..{end}")
-    monkeypatch.setattr(sys.modules[linear_cuda.__name__], "MANY_BLOCKS", 1)
-    in_turn, _ = run(linear_cuda, x, weight, dtype, parts)
-    assert_same_bits(in_turn, out, "segments in one block")
+    alone, _ = run(linear_cuda, x[-1:], weight, dtype, parts)
+    assert_same_bits(alone, out[-1:], "the last row")
+    if split_count(columns * parts, width) > 1:
+        monkeypatch.setattr(sys.modules[linear_cuda.__name__], "MANY_BLOCKS", 1)
+        in_turn, _ = run(linear_cuda, x, weight, dtype, parts)
+        assert_same_bits(in_turn, out, "segments in one block")
