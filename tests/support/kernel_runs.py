@@ -97,7 +97,7 @@ def _to_cpu(value: Any) -> Any:
         return replace(value, **{f.name: _to_cpu(getattr(value, f.name)) for f in fields(value)})
     if isinstance(value, tuple | list):
         return type(value)(_to_cpu(v) for v in value)
-    return value.cpu() if isinstance(value, Tensor) else value
+    return _copy(value, "cpu")
 
 
 def _tensors(value: Any) -> list[Tensor]:

@@ -83,16 +83,45 @@ def e4m3_value(code):
     return T.cast(T.reinterpret(code, "float8_e4m3fn"), "float32")
 
 
-def e2m1_magnitude(m):
-    """Code of float32 m >= 0 without its sign: nearest E2M1, ties to even, saturating; NaN saturates.
+def amax_bits(largest, total):
+    """Magnitude bits of a group from a maximum that may have passed over NaNs, and a sum of magnitudes that
+    is NaN where one is."""
+    return T.if_then_else(T.isnan(total), EXPONENT | 0x400000, float_bits(largest))
 
-    Adding 2^(e + 22) to a value with exponent e rounds it to E2M1's step 2^(e - 1) and leaves the number of
-    steps in the low bits of the sum: 0..4 halves below 2, then 2..4 in each octave.
+
+def e2m1_aligned(y):
+    """Nearest E2M1 of float32 |y| < 7, ties to even: an int32 with the code in bits 22 to 24, else 0.
+
+    With an exponent e of at least 0, E2M1's step is 2^(e - 1). Adding 1.5 * 2^(e + 22) and taking it away
+    again rounds to that step. A number that E2M1 has shows its code as float bits when 2^126 times smaller.
+    What is larger gives more than 7 << 22.
     """
-    m = T.min(m, T.float32(6.0))
-    octave = T.max(float_bits(m), ONE) & EXPONENT
-    magic = octave + (22 << 23)
-    return float_bits(m + bits_float(magic)) - magic + ((octave - ONE) >> 22)
+    octave = bits_float(T.max(float_bits(y) & EXPONENT, ONE))
+    magic = T.float32(1.5 * 2.0**22)
+    rounded = T.ieee_fmaf(octave, -magic, T.ieee_fmaf(octave, magic, y))
+    return float_bits(T.abs(rounded) * T.float32(2.0**-126))
+
+
+def e2m1_magnitude(m):
+    """Code of float32 m >= 0 without its sign: nearest E2M1, ties to even, saturating; NaN saturates."""
+    return e2m1_aligned(T.min(m, T.float32(6.0))) >> 22
+
+
+def pack_e2m1(aligned, signs):
+    """A word of eight codes, the first in the low bits.
+
+    Args:
+        aligned: eight results of `e2m1_aligned`.
+        signs: eight float32 with the codes' signs.
+    """
+    word = 0
+    for pair in range(4):
+        codes = aligned[2 * pair] + (aligned[2 * pair + 1] << 4)
+        word = word | (codes >> (22 - 8 * pair) if pair < 3 else codes << 2)
+    for place in range(8):
+        sign = T.reinterpret(signs[place], "uint32") >> T.uint32(28 - 4 * place)
+        word = word | (T.reinterpret(sign, "int32") & (8 << 4 * place if place < 7 else -(1 << 31)))
+    return word
 
 
 def e2m1_code(x, scaled=None):

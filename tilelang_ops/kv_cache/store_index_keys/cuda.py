@@ -1,14 +1,15 @@
-"""store_index_keys on CUDA: a thread encodes 8 channels to one word, four neighbours share a scale."""
+"""store_index_keys on CUDA: a thread encodes 16 channels to two words, two neighbours share a scale."""
 
 import tilelang.language as T
 import torch
 from torch import Tensor
 
 from tilelang_ops.common.cuda_numerics import (
-    e2m1_code,
+    amax_bits,
+    e2m1_aligned,
     e8m0_inverse,
-    magnitude_bits,
     mxfp4_scale_byte,
+    pack_e2m1,
     record_row,
 )
 from tilelang_ops.common.kernels import cuda_kernel
@@ -16,7 +17,7 @@ from tilelang_ops.common.numerics import MX_GROUP
 from tilelang_ops.common.records import flat_rows, rows_per_part
 from tilelang_ops.kv_cache.copy_records.cuda import run_store_floats
 
-CHANNELS = 8  # of a thread: one word of codes
+CHANNELS = 16  # of a thread: two words of codes
 THREADS = 128
 
 
@@ -29,7 +30,7 @@ def kernel(width: int, source: str):
     def store_index_keys(
         keys: T.Tensor((n, width), source),
         index: T.Tensor((n,), "int64"),
-        codes: T.Tensor((rows, chunks), "int32"),
+        codes: T.Tensor((rows, width // 8), "int32"),
         scales: T.Tensor((scale_rows, width // MX_GROUP), "uint8"),
         records: T.int32,
         stride: T.int32,
@@ -39,29 +40,33 @@ def kernel(width: int, source: str):
             flat = block * THREADS + T.get_thread_binding()
             row, chunk = flat // chunks, flat % chunks
             x = T.alloc_local((CHANNELS,), "float32")
-            y = T.alloc_local((CHANNELS,), "float32")
+            y = T.alloc_local((CHANNELS,), "int32")
+            word = T.alloc_local((2,), "int32")
             record = T.alloc_var("int32", init=-1)
-            amax = T.alloc_var("int32", init=0)
+            largest = T.alloc_var("float32", init=0.0)
+            total = T.alloc_var("float32", init=0.0)
             if row < n:
                 record = T.cast(index[row], "int32")
                 for j in T.vectorized(CHANNELS):
                     x[j] = T.cast(keys[row, chunk * CHANNELS + j], "float32")
                 for j in T.unroll(CHANNELS):
-                    amax = T.max(amax, magnitude_bits(x[j]))
+                    largest = T.max(largest, T.abs(x[j]))
+                    total = total + T.abs(x[j])
+            amax = T.alloc_var("int32", init=amax_bits(largest, total))
             amax = T.max(amax, T.shfl_xor(amax, 1))
-            amax = T.max(amax, T.shfl_xor(amax, 2))
             if record >= 0:
                 target = T.alloc_var("int32", init=record_row(record, records, stride))
-                word = T.alloc_var("int32", init=0)
                 byte = T.alloc_var("int32", init=mxfp4_scale_byte(amax))
                 inverse = T.alloc_var("float32", init=e8m0_inverse(byte))
                 for j in T.unroll(CHANNELS):
-                    y[j] = x[j] * inverse
-                    word = word | (e2m1_code(x[j], y[j]) << (4 * j))
-                codes[target, chunk] = word
-                if chunk % 4 == 0:
+                    y[j] = e2m1_aligned(x[j] * inverse)
+                word[0] = pack_e2m1([y[j] for j in range(8)], [x[j] for j in range(8)])
+                word[1] = pack_e2m1([y[j] for j in range(8, 16)], [x[j] for j in range(8, 16)])
+                for i in T.vectorized(2):
+                    codes[target, chunk * 2 + i] = word[i]
+                if chunk % 2 == 0:
                     scale_target = T.alloc_var("int32", init=record_row(record, records, scale_stride))
-                    scales[scale_target, chunk // 4] = T.cast(byte, "uint8")
+                    scales[scale_target, chunk // 2] = T.cast(byte, "uint8")
 
     return store_index_keys
 

@@ -1,13 +1,13 @@
-"""store_window on CUDA: a thread encodes 8 channels, four neighbours share a scale."""
+"""store_window on CUDA: a thread encodes 16 channels, two neighbours share a scale."""
 
 import tilelang.language as T
 import torch
 from torch import Tensor
 
 from tilelang_ops.common.cuda_numerics import (
+    amax_bits,
     e8m0_inverse,
     fp8_scale_byte,
-    magnitude_bits,
     record_row,
 )
 from tilelang_ops.common.kernels import cuda_kernel
@@ -15,7 +15,7 @@ from tilelang_ops.common.numerics import E4M3, MX_GROUP
 from tilelang_ops.common.records import flat_rows, rows_per_part
 from tilelang_ops.kv_cache.copy_records.cuda import run_store_floats
 
-CHANNELS = 8  # of a thread
+CHANNELS = 16  # of a thread
 THREADS = 128
 
 
@@ -39,15 +39,17 @@ def kernel(width: int, source: str):
             x = T.alloc_local((CHANNELS,), "float32")
             code = T.alloc_local((CHANNELS,), "float8_e4m3fn")
             record = T.alloc_var("int32", init=-1)
-            amax = T.alloc_var("int32", init=0)
+            largest = T.alloc_var("float32", init=0.0)
+            total = T.alloc_var("float32", init=0.0)
             if row < n:
                 record = T.cast(index[row], "int32")
                 for j in T.vectorized(CHANNELS):
                     x[j] = T.cast(values[row, chunk * CHANNELS + j], "float32")
                 for j in T.unroll(CHANNELS):
-                    amax = T.max(amax, magnitude_bits(x[j]))
+                    largest = T.max(largest, T.abs(x[j]))
+                    total = total + T.abs(x[j])
+            amax = T.alloc_var("int32", init=amax_bits(largest, total))
             amax = T.max(amax, T.shfl_xor(amax, 1))
-            amax = T.max(amax, T.shfl_xor(amax, 2))
             if record >= 0:
                 target = T.alloc_var("int32", init=record_row(record, records, stride))
                 byte = T.alloc_var("int32", init=fp8_scale_byte(amax))
@@ -56,8 +58,8 @@ def kernel(width: int, source: str):
                     code[j] = T.cast(x[j] * inverse, "float8_e4m3fn")
                 for j in T.vectorized(CHANNELS):
                     codes[target, chunk * CHANNELS + j] = code[j]
-                if chunk % 4 == 0:
-                    scales[target, width + chunk // 4] = T.cast(byte, "uint8")
+                if chunk % 2 == 0:
+                    scales[target, width + chunk // 2] = T.cast(byte, "uint8")
 
     return store_window
 
