@@ -20,7 +20,7 @@ from deepinfer.ops.experts import routed_experts
 from deepinfer.ops.gemm import linear
 from deepinfer.ops.index_scores import index_scores
 from deepinfer.ops.quant import encode_fp4, encode_fp8, encode_mxfp4
-from deepinfer.ops.sparse_attention import sparse_attention
+from tilelang_ops.attention import sparse_attention
 
 
 def best_seconds(call: Callable[..., object], *args: object) -> float:

@@ -15,8 +15,8 @@ from deepinfer.ops.gemm import linear
 from deepinfer.ops.index_scores import index_scores
 from deepinfer.ops.norm import rms_norm
 from deepinfer.ops.quant import encode_fp4, encode_fp8, encode_mxfp4
-from deepinfer.ops.sparse_attention import sparse_attention
 from tests.support.compare import assert_same_bits
+from tilelang_ops.attention import sparse_attention
 
 
 def run_all(dtype: torch.dtype) -> dict[str, Tensor]:

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from deepinfer.ops.quant import encode_fp4, encode_fp8
-from deepinfer.ops.sparse_attention import sparse_attention, sparse_attention_reference
 from tests.support.compare import assert_same_bits
+from tilelang_ops.attention import sparse_attention
+from tilelang_ops.attention.sparse_attention.reference import attend
 from tilelang_ops.common.dispatch import UnsupportedOpError
 
 SCALE = 512**-0.5
@@ -135,7 +136,7 @@ def test_against_float64(instruction_set: str, heads: int, rows: int, window: in
         2 * torch.randn(heads),
         SCALE,
     )
-    out, expected = sparse_attention(*args), sparse_attention_reference(*args, dtype=torch.float64)
+    out, expected = sparse_attention(*args), attend(*args, dtype=torch.float64)
     assert out.shape == args[0].shape and out.dtype == torch.float32
     torch.testing.assert_close(out.double(), expected, rtol=0, atol=3e-6)
 
@@ -144,14 +145,14 @@ def test_against_float64(instruction_set: str, heads: int, rows: int, window: in
 def test_numbers_of_keys_at_the_edges_of_segments(instruction_set: str, num_keys: int) -> None:
     pool, index = window_pool(1, 700), torch.randperm(700, dtype=torch.int32)[None, :num_keys]
     args = torch.randn(1, 2, 512), pool, index, None, None, torch.randn(2), SCALE
-    expected = sparse_attention_reference(*args, dtype=torch.float64)
+    expected = attend(*args, dtype=torch.float64)
     torch.testing.assert_close(sparse_attention(*args).double(), expected, rtol=0, atol=2e-6)
 
 
 def test_float32_records(instruction_set: str) -> None:
     rings, entries = torch.randn(2, 50, 700)[:, :40, 9 : 9 + 512], torch.randn(3, 8, 512)
     args = (torch.randn(6, 4, 512), rings, lists(6, 90, 80), entries, lists(6, 30, 24), torch.randn(4), SCALE)
-    expected = sparse_attention_reference(*args, dtype=torch.float64)
+    expected = attend(*args, dtype=torch.float64)
     torch.testing.assert_close(sparse_attention(*args).double(), expected, rtol=0, atol=3e-6)
 
 

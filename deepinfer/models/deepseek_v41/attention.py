@@ -21,8 +21,8 @@ from deepinfer.models.deepseek_v41.config import DeepseekV41Config, LayerKind
 from deepinfer.models.deepseek_v41.indexer import Indexer, IndexKeys, Selection
 from deepinfer.models.deepseek_v41.rows import RowSet
 from deepinfer.models.deepseek_v41.weights import Weights
-from deepinfer.ops.sparse_attention import sparse_attention
 from deepinfer.runtime.caches import Caches
+from tilelang_ops.attention import sparse_attention
 from tilelang_ops.kv_cache import copy_records, store_main, store_window
 from tilelang_ops.projection import rotate
 
