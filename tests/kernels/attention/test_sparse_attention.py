@@ -1,9 +1,8 @@
 """sparse_attention's kernels against float64.
 
-Unpacked keys are exact in bfloat16 and so are queries; products are summed in float32. What rounds is the
-weights, to bfloat16 for the second product (2^-9 of each), and the result (2^-9 again): the error of an output
-is below 2^-8 of the largest |V| that its head sees plus half a unit of its own last place. Normal values reach
-4 or so and the errors of a row's weights are independent, so 2^-9 absolute is far above what is seen.
+Unpacked keys are exact in bfloat16, as queries are, and sums are float32's. What rounds are the weights, to
+bfloat16 for the second product, and the result, 2^-9 each: an output is off by less than 2^-9 of the largest
+|value| that it sees, of normal ones about 4.5, and half a unit of its own last place.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from tilelang_ops.common.numerics import decode_fp4, decode_fp8, encode_fp4, enc
 HEADS = 5
 SCALE = 512**-0.5
 NO_SINK = float("-inf")
-TOLERANCE = {"rtol": 2.0**-8, "atol": 2.0**-9}
+TOLERANCE = {"rtol": 2.0**-8, "atol": 4.5 * 2.0**-9}
 
 
 def window_pool(slots: int = 3, ring: int = 40) -> Tensor:

@@ -2,7 +2,8 @@
 
 Blocks run one after another, and parallel loops serially; both backwards in a reversed run. Where the program
 speaks of single threads, those of a block are fibers: what they do together (tile operators, parallel loops,
-stores to fragments) one of them does between two barriers.
+stores to fragments) one of them does between two barriers. Under `if thread < n` the threads of each branch
+are a group of their own, and do such things without the others.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ class Statements(Expressions):
         self._threads = (1, 1, 1)
         self._reducers: dict[Any, str] = {}
         self._parallel_depth = 0
+        self._thread_variables: set[Any] = set()
+        self._group: tuple[int, int] | None = None  # first thread and number of those that come here
 
     def write(self, line: str) -> None:
         """Add a line."""
@@ -64,10 +67,32 @@ class Statements(Expressions):
         if not self._has_threads or self._parallel_depth > 0 or is_private:
             yield
             return
-        self.write("sync_block();")
-        with self.braces("if (is_leader())"):
+        first, _ = self._group or (0, 0)
+        barrier = "sync_block();" if self._group is None else "sync_group({}, {});".format(*self._group)
+        self.write(barrier)
+        with self.braces(f"if (is_leader({first}))"):
             yield
-        self.write("sync_block();")
+        self.write(barrier)
+
+    @contextmanager
+    def branch(self, group: tuple[int, int] | None) -> Iterator[None]:
+        """Only the threads of `group` come to what is printed inside; None: all that came so far."""
+        before, self._group = self._group, group or self._group
+        yield
+        self._group = before
+
+    def groups(self, condition: Any) -> tuple[tuple[int, int] | None, tuple[int, int] | None]:
+        """The groups that `thread < n` makes for its branches, first thread and number; None elsewhere."""
+        if kind_of(condition) != "LT" or condition.a not in self._thread_variables:
+            return None, None
+        if kind_of(condition.b) != "IntImm":
+            return None, None
+        x, y, z = self._threads
+        first, count = self._group or (0, x * y * z)
+        bound = int(condition.b)
+        if (y, z) != (1, 1) or not first < bound < first + count:
+            return None, None
+        return (first, bound - first), (bound, first + count - bound)
 
     def statement(self, s: Any) -> None:
         """Print a statement.
@@ -98,10 +123,11 @@ class Statements(Expressions):
             with self.braces(f"while ({self.expression(s.condition)})"):
                 self.statement(s.body)
         elif kind == "IfThenElse":
-            with self.braces(f"if ({self.expression(s.condition)})"):
+            then_group, else_group = self.groups(s.condition)
+            with self.braces(f"if ({self.expression(s.condition)})"), self.branch(then_group):
                 self.statement(s.then_case)
             if s.else_case is not None:
-                with self.braces("else"):
+                with self.braces("else"), self.branch(else_group):
                     self.statement(s.else_case)
         elif kind == "BufferStore":
             self._store(s)
@@ -115,6 +141,8 @@ class Statements(Expressions):
 
     def _bind(self, s: Any) -> None:
         if kind_of(s.value) == "Call" and op_of(s.value) == "launch_thread_idx":
+            if int(s.value.args[0]) == 0:
+                self._thread_variables.add(s.var)
             self.write(f"[[maybe_unused]] const int32_t {self.name(s.var)} = {self._thread_index(s.value)};")
         elif str(s.var.dtype).startswith("handle"):
             raise Unsupported("pointers")

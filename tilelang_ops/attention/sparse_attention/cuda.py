@@ -1,4 +1,23 @@
-"""sparse_attention on CUDA: one block of threads for a row and 64 of its heads."""
+"""sparse_attention on CUDA: a block of two warp groups for a row and 64 of its heads.
+
+Blocks of 64 keys are unpacked to bfloat16 in shared memory, where they serve both products. While the first
+group multiplies queries and keys and makes weights of the logits, the second unpacks most of the next block;
+both add weighted values, each to half of the channels, and unpack the rest.
+
+    first group     Q K^T of block b, softmax                 | values += P V, unpack 1/4 of b + 1
+    second group    unpack 1/2 of block b + 1                 | values += P V, unpack 1/4 of b + 1
+
+Unpacked keys are the true ones / 128, exact in bfloat16: codes become floats whose exponent is off by a
+constant, subnormals included, and a product with a power of two, or with an E4M3 scale, sets it right. (Exact
+for E8M0 bytes 10 to 254 and every E4M3 scale; a NaN scale gives NaN. An E4M3 code of NaN under a number for a
+scale, which nothing stores, would count as 480.)
+
+    E4M3  s eeee mmm  ->  s 0000 eeee mmm 0000  =  value * 2^-120
+    E2M1  s ee m      ->  s 000000 ee m 000000  =  value * 2^-126
+
+Channels 0..7 lie in a tile as 0 4 1 5 2 6 3 7, which is how nibbles pair up in a word's halves; queries and
+results are permuted likewise. Sums of a row follow the order of its list of keys whatever else runs.
+"""
 
 import torch
 from tilelang.cuda import language as T
@@ -10,92 +29,96 @@ from tilelang_ops.common.records import flat_rows, rows_per_part
 WIDTH = 512
 WINDOW_BYTES, MAIN_BYTES = 528, 288
 HEADS = 64  # of a block of threads
-KEYS = 64  # unpacked together
+KEYS = 64  # multiplied together
 LANES, WARPS = 32, 8
-THREADS = WARPS * LANES
-PER_WARP = KEYS // WARPS  # keys that a warp unpacks, in two halves
-HALF = PER_WARP // 2
+THREADS, GROUP = WARPS * LANES, WARPS // 2 * LANES
+UNIT = 4  # keys that a warp unpacks at once
+PER_ROUND = UNIT * WARPS // 2  # keys that a group unpacks at once
 MAX_KEYS = 1024  # of a row in one pool
+PER_THREAD = MAX_KEYS // THREADS
+LINES = HEADS * WIDTH // 8 // THREADS  # runs of 8 channels of a thread
+SHRUNK = 128.0  # true keys / unpacked ones
+SLACK = 8.0  # a row's largest logit may lag behind by this power of two before sums are rescaled
 FLOAT_WARPS, PER_LANE = 4, WIDTH // LANES  # of the kernel in float32
 LOG2_E = 1.4426950408889634
-UNIT = 128.0  # unpacked keys are the true ones divided by this
 NAN_PAIR = 0x7FC07FC0
 ASYNC = {"wg_wait": -1}  # the product runs on until T.wait_wgmma
 
 
-@T.macro
-def _list_records(index, row, width, records, stride, listed, first, totals, found, tx):
-    """Writes the rows of a pool that index[row] names, in order, to listed[first], listed[first + 1], ...
+def _chunk(number):
+    """Where a run of 8 channels lies in a tile's row: so that a warp's stores meet no bank twice."""
+    return number ^ (number // 8 % 2)
 
-    Copies of the last one fill the block.
+
+@T.macro
+def _load_index(numbers, index, row, width, tx):
+    """This thread's part of a row's index, -1 beyond its end."""
+    for j in T.unroll(PER_THREAD):
+        numbers[j] = -1
+        if j * THREADS + tx < width:
+            numbers[j] = index[row, j * THREADS + tx]
+
+
+@T.macro
+def _list_records(numbers, records, stride, listed, pool, totals, found, tx):
+    """Writes the rows of a pool that the threads' `numbers` name, in order, to listed[first], ...
+
+    Copies of the last one fill up KEYS.
     """
-    per_thread = T.ceildiv(width, THREADS)
-    count = T.alloc_local((1,), "int32")
-    scan = T.alloc_local((1,), "int32")
+    warp, lane = tx // LANES, tx % LANES
+    bits = T.alloc_local((PER_THREAD,), "uint32")
     place = T.alloc_local((1,), "int32")
-    count[0] = 0
-    for j in T.serial(per_thread):
-        if tx * per_thread + j < width:
-            if index[row, tx * per_thread + j] >= 0:
-                count[0] += 1
-    scan[0] = count[0]
-    for step in T.unroll(5):
-        below = T.shfl_up(scan[0], 1 << step)
-        if tx % LANES >= (1 << step):
-            scan[0] += below
-    if tx % LANES == LANES - 1:
-        totals[tx // LANES] = scan[0]
+    for j in T.unroll(PER_THREAD):
+        bits[j] = T.cast(T.ballot(numbers[j] >= 0), "uint32")
+        if lane == 0:
+            totals[pool, j * WARPS + warp] = T.popcount(bits[j])
     T.sync_threads()
-    place[0] = first + scan[0] - count[0]
     found[0] = 0
-    for w in T.unroll(WARPS):
-        if w < tx // LANES:
-            place[0] += totals[w]
-        found[0] += totals[w]
-    for j in T.serial(per_thread):
-        if tx * per_thread + j < width:
-            number = index[row, tx * per_thread + j]
-            if number >= 0:
-                listed[place[0]] = number // records * stride + number % records
-                place[0] += 1
+    for j in T.unroll(PER_THREAD):
+        place[0] = pool * MAX_KEYS + found[0]
+        for w in T.unroll(WARPS):
+            if w < warp:
+                place[0] += totals[pool, j * WARPS + w]
+            found[0] += totals[pool, j * WARPS + w]
+        if numbers[j] >= 0:
+            place[0] += T.popcount(bits[j] & ((T.uint32(1) << T.cast(lane, "uint32")) - T.uint32(1)))
+            listed[place[0]] = numbers[j] // records * stride + numbers[j] % records
     T.sync_threads()
-    if found[0] > 0:
-        if found[0] + tx < T.ceildiv(found[0], KEYS) * KEYS:
-            listed[first + found[0] + tx] = listed[first + found[0] - 1]
-    T.sync_threads()
+    if found[0] > 0 and found[0] + tx < T.ceildiv(found[0], KEYS) * KEYS:
+        listed[pool * MAX_KEYS + found[0] + tx] = listed[pool * MAX_KEYS + found[0] - 1]
 
 
 @T.macro
-def _fetch(raw, pools, listed, window_blocks, has_main, block, half, warp, lane):
-    """Loads this lane's 16 codes and their scale of HALF keys."""
+def _fetch(raw, source, block, key, lane):
+    """Loads this lane's 16 codes and their scale of the keys `key`, ..., key + UNIT - 1 of a block."""
     words, scales = raw
-    window_words, window_bytes, main_words, main_bytes = pools
+    window_words, window_bytes, main_words, main_bytes, listed, window_blocks, has_main = source
     if block < window_blocks:
-        for k in T.unroll(HALF):
-            record = listed[block * KEYS + warp * PER_WARP + half * HALF + k]
+        for k in T.unroll(UNIT):
+            record = listed[block * KEYS + key + k]
             for v in T.vectorized(4):
                 words[k, v] = window_words[record, lane * 4 + v]
             scales[k] = T.cast(window_bytes[record, WIDTH + lane // 2], "uint32")
     elif has_main:
-        for k in T.unroll(HALF):
-            record = listed[MAX_KEYS + (block - window_blocks) * KEYS + warp * PER_WARP + half * HALF + k]
+        for k in T.unroll(UNIT):
+            record = listed[MAX_KEYS + (block - window_blocks) * KEYS + key + k]
             for v in T.vectorized(2):
                 words[k, v] = main_words[record, lane * 2 + v]
             scales[k] = T.cast(main_bytes[record, WIDTH // 2 + lane], "uint32")
 
 
 @T.macro
-def _unpack(raw, scratch, keys, window_blocks, has_main, block, half, warp, lane):
+def _unpack(raw, scratch, target, block, key, lane):
     """Writes what `_fetch` loaded to the tile of the block, as bfloat16."""
     words, scales = raw
     pairs, factor_bits = scratch
+    keys, window_blocks, has_main = target
     pair_values = T.view(pairs, (8,), "bfloat16")
     factors = T.view(factor_bits, (4,), "bfloat16")
-    key = warp * PER_WARP + half * HALF
     sign = T.uint32(0x80008000)
     if block < window_blocks:
         mask = T.uint32(0x07F007F0)
-        for k in T.unroll(HALF):
+        for k in T.unroll(UNIT):
             factor_bits[0] = (T.min(scales[k], T.uint32(141)) + T.uint32(113)) * T.uint32(0x00800080)
             factor_bits[1] = T.if_then_else(
                 scales[k] == T.uint32(255),
@@ -118,7 +141,7 @@ def _unpack(raw, scratch, keys, window_blocks, has_main, block, half, warp, lane
                     keys[block % 2, key + k, _chunk(lane * 2 + part) * 8 + v] = pair_values[v] * factors[2]
     elif has_main:
         mask = T.uint32(0x01C001C0)
-        for k in T.unroll(HALF):
+        for k in T.unroll(UNIT):
             factor_bits[0] = T.if_then_else(
                 scales[k] == T.uint32(127), T.uint32(NAN_PAIR), scales[k] * T.uint32(0x00100010)
             )
@@ -136,18 +159,72 @@ def _unpack(raw, scratch, keys, window_blocks, has_main, block, half, warp, lane
                     keys[block % 2, key + k, _chunk(lane * 2 + part) * 8 + v] = pair_values[v] * factors[0]
 
 
-def _chunk(number):
-    """Where a chunk of 8 channels lies in a tile's row: so that a warp's stores meet no bank twice."""
-    return number ^ (number // 8 % 2)
+@T.macro
+def _load_queries(lines, q, row, head, heads, tx):
+    for j in T.unroll(LINES):
+        for v in T.vectorized(8):
+            lines[j, v] = T.if_then_else(
+                head + (j * THREADS + tx) // (WIDTH // 8) < heads,
+                q[row, head + (j * THREADS + tx) // (WIDTH // 8), (j * THREADS + tx) % (WIDTH // 8) * 8 + v],
+                T.cast(0.0, "bfloat16"),
+            )
+
+
+@T.macro
+def _place_queries(lines, swapped, queries, tx):
+    for j in T.unroll(LINES):
+        for v in T.unroll(8):
+            swapped[v] = lines[j, v // 2 + v % 2 * 4]
+        chunk = _chunk((j * THREADS + tx) % (WIDTH // 8))
+        for v in T.vectorized(8):
+            queries[(j * THREADS + tx) // (WIDTH // 8), chunk * 8 + v] = swapped[v]
+
+
+@T.macro
+def _store_result(result, lines, swapped, out, row, head, heads, tx):
+    for j in T.unroll(LINES):
+        chunk = _chunk((j * THREADS + tx) % (WIDTH // 8))
+        for v in T.vectorized(8):
+            swapped[v] = result[(j * THREADS + tx) // (WIDTH // 8), chunk * 8 + v]
+        for v in T.unroll(8):
+            lines[j, v // 2 + v % 2 * 4] = swapped[v]
+        number = head + (j * THREADS + tx) // (WIDTH // 8)
+        if number < heads:
+            for v in T.vectorized(8):
+                out[row, number, (j * THREADS + tx) % (WIDTH // 8) * 8 + v] = lines[j, v]
+
+
+@T.macro
+def _weigh(logits, rows, weights, shrinks, changed, slot, first, count, scale):
+    """Weights of a block's keys, of which the first `count` are real; keeps the rows' peaks and totals."""
+    peak, last_peak, shrink, total, block_total = rows
+    T.copy(peak, last_peak)
+    for i, j in T.Parallel(HEADS, KEYS):
+        logits[i, j] = T.if_then_else(
+            first + j < count, logits[i, j] * (scale * (SHRUNK * LOG2_E)), -T.infinity("float32")
+        )
+    T.reduce_max(logits, peak, dim=1, clear=False)
+    for i in T.Parallel(HEADS):
+        peak[i] = T.if_then_else(peak[i] > last_peak[i] + SLACK, peak[i], last_peak[i])
+        shrink[i] = T.exp2(last_peak[i] - peak[i])
+        if peak[i] > last_peak[i]:
+            changed[slot] = 1
+    for i, j in T.Parallel(HEADS, KEYS):
+        logits[i, j] = T.exp2(logits[i, j] - peak[i])
+    T.reduce_sum(logits, block_total, dim=1)
+    for i in T.Parallel(HEADS):
+        total[i] = total[i] * shrink[i] + block_total[i]
+    T.copy(logits, weights)
+    T.copy(shrink, shrinks)
 
 
 @cuda_kernel(
-    builds=lambda model: [{"heads": model.num_attention_heads, "has_main": m} for m in (False, True)],
+    builds=lambda model: [{"has_main": has_main} for has_main in (False, True)],
     pass_configs={"tl.disable_thread_storage_sync": True},
     uses_tensor_cores=True,
 )
-def kernel(heads: int, has_main: bool, arch: str):
-    n, window_width, main_width = T.dynamic("n"), T.dynamic("window_width"), T.dynamic("main_width")
+def kernel(has_main: bool, arch: str):
+    n, heads, window_width, main_width = (T.dynamic(x) for x in ("n", "heads", "window_width", "main_width"))
     window_rows, main_rows = T.dynamic("window_rows"), T.dynamic("main_rows")
     in_tensor_memory = arch == "sm_100a"
 
@@ -174,163 +251,137 @@ def kernel(heads: int, has_main: bool, arch: str):
             queries = T.alloc_shared((HEADS, WIDTH), "bfloat16")
             keys = T.alloc_shared((2, KEYS, WIDTH), "bfloat16")
             weights = T.alloc_shared((HEADS, KEYS), "bfloat16")
+            shrinks = T.alloc_shared((HEADS,), "float32")
+            changed = T.alloc_shared((2,), "int32")  # whether a peak has moved; of blocks in turn
             listed = T.alloc_shared((2 * MAX_KEYS,), "int32")
-            totals = T.alloc_shared((WARPS,), "int32")
+            totals = T.alloc_shared((2, PER_THREAD * WARPS), "int32")
+            window_numbers = T.alloc_local((PER_THREAD,), "int32")
+            main_numbers = T.alloc_local((PER_THREAD,), "int32")
             num_window = T.alloc_local((1,), "int32")
             num_main = T.alloc_local((1,), "int32")
+            lines = T.alloc_local((LINES, 8), "bfloat16")
+            swapped = T.alloc_local((8,), "bfloat16")
+            raw = T.alloc_local((UNIT, 4), "uint32"), T.alloc_local((UNIT,), "uint32")
+            more_raw = T.alloc_local((UNIT, 4), "uint32"), T.alloc_local((UNIT,), "uint32")
+            scratch = T.alloc_local((4,), "uint32"), T.alloc_local((2,), "uint32")
             logits = T.alloc_fragment((HEADS, KEYS), "float32")
-            sums = T.alloc_fragment((HEADS, KEYS), "float32")
             values = T.alloc_fragment((HEADS, WIDTH), "float32")
+            factors = T.alloc_fragment((HEADS,), "float32")
             peak = T.alloc_fragment((HEADS,), "float32")
             last_peak = T.alloc_fragment((HEADS,), "float32")
             shrink = T.alloc_fragment((HEADS,), "float32")
             total = T.alloc_fragment((HEADS,), "float32")
-            line = T.alloc_local((8,), "bfloat16")
-            swapped = T.alloc_local((8,), "bfloat16")
-            raw = T.alloc_local((HALF, 4), "uint32"), T.alloc_local((HALF,), "uint32")
-            scratch = T.alloc_local((4,), "uint32"), T.alloc_local((2,), "uint32")
-            pools = window_words, window_bytes, main_words, main_bytes
+            block_total = T.alloc_fragment((HEADS,), "float32")
+            rows = peak, last_peak, shrink, total, block_total
             if in_tensor_memory:
                 products = T.alloc_tmem((HEADS, KEYS), "float32")
                 accumulated = T.alloc_tmem((HEADS, WIDTH), "float32")
                 multiplied = T.alloc_barrier(1)
                 added = T.alloc_barrier(1)
 
-            for j in T.serial(HEADS * WIDTH // 8 // THREADS):
-                head, chunk = (j * THREADS + tx) // (WIDTH // 8), (j * THREADS + tx) % (WIDTH // 8)
-                for v in T.vectorized(8):
-                    line[v] = T.if_then_else(
-                        group * HEADS + head < heads,
-                        q[row, group * HEADS + head, chunk * 8 + v],
-                        T.cast(0.0, "bfloat16"),
-                    )
-                for v in T.unroll(8):
-                    swapped[v] = line[v // 2 + v % 2 * 4]
-                for v in T.vectorized(8):
-                    queries[head, _chunk(chunk) * 8 + v] = swapped[v]
-            _list_records(
-                window_index,
-                row,
-                window_width,
-                window_records,
-                window_stride,
-                listed,
-                0,
-                totals,
-                num_window,
-                tx,
-            )
+            _load_index(window_numbers, window_index, row, window_width, tx)
+            if has_main:
+                _load_index(main_numbers, main_index, row, main_width, tx)
+            _load_queries(lines, q, row, group * HEADS, heads, tx)
+            _list_records(window_numbers, window_records, window_stride, listed, 0, totals, num_window, tx)
             num_main[0] = 0
             if has_main:
-                _list_records(
-                    main_index,
-                    row,
-                    main_width,
-                    main_records,
-                    main_stride,
-                    listed,
-                    MAX_KEYS,
-                    totals,
-                    num_main,
-                    tx,
-                )
-            T.fill(values, 0.0)
-            T.fill(sums, 0.0)
-            T.fill(peak, -1e30)
+                _list_records(main_numbers, main_records, main_stride, listed, 1, totals, num_main, tx)
+            T.sync_threads()
             window_blocks = T.ceildiv(num_window[0], KEYS)
             num_blocks = window_blocks + T.ceildiv(num_main[0], KEYS)
+            source = window_words, window_bytes, main_words, main_bytes, listed, window_blocks, has_main
+            target = keys, window_blocks, has_main
             if num_blocks > 0:
-                for half in T.unroll(2):
-                    _fetch(raw, pools, listed, window_blocks, has_main, 0, half, warp, lane)
-                    _unpack(raw, scratch, keys, window_blocks, has_main, 0, half, warp, lane)
-                if num_blocks > 1:
-                    _fetch(raw, pools, listed, window_blocks, has_main, 1, 0, warp, lane)
+                _fetch(raw, source, 0, warp * UNIT, lane)
+                _fetch(more_raw, source, 0, (WARPS + warp) * UNIT, lane)
+            _place_queries(lines, swapped, queries, tx)
+            T.fill(values, 0.0)
+            if tx < GROUP:
+                T.fill(total, 0.0)
+                T.fill(peak, -1e30)
+            if tx == 0:
+                changed[0] = 0
+            if num_blocks > 0:
+                _unpack(raw, scratch, target, 0, warp * UNIT, lane)
+                if num_blocks > 1 and tx >= GROUP:
+                    _fetch(raw, source, 1, warp * UNIT, lane)
+                _unpack(more_raw, scratch, target, 0, (WARPS + warp) * UNIT, lane)
             for block in T.serial(num_blocks):
                 T.fence_proxy_async()
                 T.sync_threads()
-                if in_tensor_memory:
-                    T.gemm(
-                        queries,
-                        keys[block % 2, :, :],
-                        products,
-                        transpose_B=True,
-                        clear_accum=True,
-                        mbar=multiplied,
-                    )
+                if tx < GROUP:
+                    if in_tensor_memory:
+                        T.gemm(
+                            queries,
+                            keys[block % 2, :, :],
+                            products,
+                            transpose_B=True,
+                            clear_accum=True,
+                            mbar=multiplied,
+                        )
+                    else:
+                        T.gemm(
+                            queries,
+                            keys[block % 2, :, :],
+                            logits,
+                            transpose_B=True,
+                            clear_accum=True,
+                            annotations=ASYNC,
+                        )
+                    if block + 1 < num_blocks:
+                        _fetch(raw, source, block + 1, warp * UNIT, lane)
+                    if in_tensor_memory:
+                        T.copy(products, logits)
+                    else:
+                        T.wait_wgmma(0)
+                    first = T.if_then_else(block < window_blocks, block, block - window_blocks) * KEYS
+                    count = T.if_then_else(block < window_blocks, num_window[0], num_main[0])
+                    _weigh(logits, rows, weights, shrinks, changed, block % 2, first, count, scale)
                 else:
-                    T.gemm(
-                        queries,
-                        keys[block % 2, :, :],
-                        logits,
-                        transpose_B=True,
-                        clear_accum=True,
-                        annotations=ASYNC,
-                    )
-                if block + 1 < num_blocks:
-                    _unpack(raw, scratch, keys, window_blocks, has_main, block + 1, 0, warp, lane)
-                    _fetch(raw, pools, listed, window_blocks, has_main, block + 1, 1, warp, lane)
-                if in_tensor_memory:
-                    T.copy(products, logits)
-                else:
-                    T.wait_wgmma(0)
-                T.copy(peak, last_peak)
-                for i, j in T.Parallel(HEADS, KEYS):
-                    place = block * KEYS + j
-                    is_key = T.if_then_else(
-                        block < window_blocks,
-                        place < num_window[0],
-                        place - window_blocks * KEYS < num_main[0],
-                    )
-                    logits[i, j] = T.if_then_else(
-                        is_key, logits[i, j] * (scale * (UNIT * LOG2_E)), -T.infinity("float32")
-                    )
-                T.reduce_max(logits, peak, dim=1, clear=False)
-                for i in T.Parallel(HEADS):
-                    shrink[i] = T.exp2(last_peak[i] - peak[i])
-                for i, j in T.Parallel(HEADS, KEYS):
-                    logits[i, j] = T.exp2(logits[i, j] - peak[i])
-                    sums[i, j] = sums[i, j] * shrink[i] + logits[i, j]
-                T.copy(logits, weights)
-                if in_tensor_memory:
-                    if block > 0:
-                        T.copy(accumulated, values)
-                for i, j in T.Parallel(HEADS, WIDTH):
-                    values[i, j] = values[i, j] * shrink[i]
-                if in_tensor_memory:
-                    T.copy(values, accumulated)
+                    if tx == GROUP:
+                        changed[(block + 1) % 2] = 0
+                    if block + 1 < num_blocks:
+                        for u in T.unroll(2):
+                            _unpack(raw, scratch, target, block + 1, warp * UNIT + u * PER_ROUND, lane)
+                            _fetch(raw, source, block + 1, warp * UNIT + (u + 1) * PER_ROUND, lane)
                 T.fence_proxy_async()
                 T.sync_threads()
+                if block > 0 and changed[block % 2] != 0:
+                    if in_tensor_memory:
+                        T.copy(accumulated, values)
+                    T.copy(shrinks, factors)
+                    for i, j in T.Parallel(HEADS, WIDTH):
+                        values[i, j] = values[i, j] * factors[i]
+                    if in_tensor_memory:
+                        T.copy(values, accumulated)
+                        T.sync_threads()
                 if in_tensor_memory:
-                    T.gemm(weights, keys[block % 2, :, :], accumulated, mbar=added)
+                    T.gemm(weights, keys[block % 2, :, :], accumulated, clear_accum=block == 0, mbar=added)
                 else:
                     T.gemm(weights, keys[block % 2, :, :], values, annotations=ASYNC)
                 if block + 1 < num_blocks:
-                    _unpack(raw, scratch, keys, window_blocks, has_main, block + 1, 1, warp, lane)
-                if block + 2 < num_blocks:
-                    _fetch(raw, pools, listed, window_blocks, has_main, block + 2, 0, warp, lane)
+                    key = warp * UNIT + T.if_then_else(tx < GROUP, 0, 2 * PER_ROUND)
+                    _unpack(raw, scratch, target, block + 1, key, lane)
+                if block + 2 < num_blocks and tx >= GROUP:
+                    _fetch(raw, source, block + 2, warp * UNIT, lane)
                 if not in_tensor_memory:
                     T.wait_wgmma(0)
-            if in_tensor_memory:
-                if num_blocks > 0:
-                    T.copy(accumulated, values)
-            T.reduce_sum(sums, total, dim=1)
-            for i in T.Parallel(HEADS):
-                if group * HEADS + i < heads:
-                    total[i] += T.exp2(sink[group * HEADS + i] * LOG2_E - peak[i])
-                total[i] = T.if_then_else(total[i] > 0, UNIT / total[i], 0.0)
+            if in_tensor_memory and num_blocks > 0:
+                T.copy(accumulated, values)
+            if tx < GROUP:
+                for i in T.Parallel(HEADS):
+                    if group * HEADS + i < heads:
+                        total[i] += T.exp2(sink[group * HEADS + i] * LOG2_E - peak[i])
+                    total[i] = T.if_then_else(total[i] > 0, SHRUNK / total[i], 0.0)
+                T.copy(total, shrinks)
+            T.sync_threads()
+            T.copy(shrinks, factors)
             for i, j in T.Parallel(HEADS, WIDTH):
-                values[i, j] = values[i, j] * total[i]
+                values[i, j] = values[i, j] * factors[i]
             T.copy(values, queries)
             T.sync_threads()
-            for j in T.serial(HEADS * WIDTH // 8 // THREADS):
-                head, chunk = (j * THREADS + tx) // (WIDTH // 8), (j * THREADS + tx) % (WIDTH // 8)
-                for v in T.vectorized(8):
-                    swapped[v] = queries[head, _chunk(chunk) * 8 + v]
-                for v in T.unroll(8):
-                    line[v // 2 + v % 2 * 4] = swapped[v]
-                if group * HEADS + head < heads:
-                    for v in T.vectorized(8):
-                        out[row, group * HEADS + head, chunk * 8 + v] = line[v]
+            _store_result(queries, lines, swapped, out, row, group * HEADS, heads, tx)
 
     return sparse_attention
 
@@ -515,7 +566,7 @@ def run(
             "records lie at multiples of 16 bytes"
         )
         pools = window.view(torch.uint32), window, window_index, main.view(torch.uint32), main, main_index
-        program = kernel(heads=q.shape[1], has_main=main_index.shape[1] > 0)
+        program = kernel(has_main=main_index.shape[1] > 0)
         program(q, *pools, sink, out, scale, *places)
     else:
         formats = [str(x.dtype).removeprefix("torch.") for x in (q, window, main)]

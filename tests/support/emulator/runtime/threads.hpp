@@ -16,13 +16,14 @@ inline constexpr int WARP = 32;
 inline constexpr int MAX_THREADS = 1024;
 inline constexpr size_t STACK_BYTES = 1 << 18;
 
-enum class Waiting { NOT, WARP, BLOCK };
+enum class Waiting { NOT, WARP, GROUP, BLOCK };
 
 struct Fiber {
     ucontext_t context;
     std::unique_ptr<char[]> stack;
     bool is_done;
     Waiting waiting;
+    int group_first, group_count;  // whom it waits for at a GROUP
 };
 
 struct Block {
@@ -59,12 +60,32 @@ inline void wait(Waiting what) {
 inline void sync_block() { wait(Waiting::BLOCK); }
 inline void sync_warp() { wait(Waiting::WARP); }
 
-// The thread that carries out what all threads of the block do together.
-inline bool is_leader() {
-    for (int k = 0; k < block.count; ++k) {
+// Waits for the threads first, ..., first + count - 1, this one among them.
+inline void sync_group(int first, int count) {
+    Fiber& self = block.fibers[block.current];
+    self.group_first = first;
+    self.group_count = count;
+    wait(Waiting::GROUP);
+}
+
+// The thread that carries out what threads from `first` on do together.
+inline bool is_leader(int first = 0) {
+    for (int k = first; k < block.count; ++k) {
         if (!block.fibers[k].is_done) return k == block.current;
     }
     return false;
+}
+
+// Lets a group of threads on if all of them wait for it.
+inline bool release_group(int first, int count) {
+    for (int k = first; k < first + count; ++k) {
+        const Fiber& fiber = block.fibers[k];
+        const bool is_here =
+            fiber.waiting == Waiting::GROUP && fiber.group_first == first && fiber.group_count == count;
+        if (!fiber.is_done && !is_here) return false;
+    }
+    for (int k = first; k < first + count; ++k) block.fibers[k].waiting = Waiting::NOT;
+    return true;
 }
 
 // Lets threads on whose whole group waits for the same thing; false when nobody can go on.
@@ -84,6 +105,12 @@ inline bool release() {
         if (in_warp > 0 && in_warp == at_warp) {
             any = true;
             for (int k = first; k < last; ++k) block.fibers[k].waiting = Waiting::NOT;
+        }
+    }
+    for (int k = 0; k < block.count; ++k) {
+        const Fiber& fiber = block.fibers[k];
+        if (!fiber.is_done && fiber.waiting == Waiting::GROUP) {
+            any |= release_group(fiber.group_first, fiber.group_count);
         }
     }
     if (!any && alive > 0 && at_block == alive) {
