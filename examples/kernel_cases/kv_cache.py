@@ -148,7 +148,7 @@ def _load(rows: int, name: str, width: int, num_bytes: int, records: int) -> Cas
     def make(seed: int) -> tuple[Tensor, ...]:
         generator = torch.Generator("cuda").manual_seed(seed)
         pool = _pool(rows, records, num_bytes)
-        pool.copy_(torch.randint(0, 120, pool.shape, generator=generator, device="cuda", dtype=torch.uint8))
+        pool.random_(0, 120, generator=generator)
         return pool, _index(rows, pool, generator)
 
     def check(loaded: Tensor, args: tuple[Tensor, ...]) -> None:

@@ -14,6 +14,8 @@ from tilelang_ops.step_inputs.deal_rows import cuda as deal_rows_cuda
 from tilelang_ops.step_inputs.deal_rows import reference as deal_rows_reference
 from tilelang_ops.step_inputs.draft_inputs import cuda as draft_inputs_cuda
 from tilelang_ops.step_inputs.draft_inputs import reference as draft_inputs_reference
+from tilelang_ops.step_inputs.pad_inputs import cuda as pad_inputs_cuda
+from tilelang_ops.step_inputs.pad_inputs import reference as pad_inputs_reference
 
 VOCAB = 60
 
@@ -77,3 +79,17 @@ def test_draft_inputs(run_kernel: KernelRunner) -> None:
         positions = torch.tensor([0, 1, 127, 128, 134, 70000], dtype=torch.int32)[-n:]
         args = int32(n), positions, int32(n, low=1), 5, 128, 134, 59
         assert_results(run_kernel(draft_inputs_cuda, *args)[0], draft_inputs_reference.run(*args), f"{n=}")
+
+
+def test_pad_inputs(run_kernel: KernelRunner) -> None:
+    shapes = [((3, 1), (8, 1), 0), ((4, 5), (4, 70), -1), ((0, 3), (2, 3), 9), ((40, 70), (64, 100), 0)]
+    table, word, place = [], 2, 5
+    for (rows, width), (full_rows, full_width), value in shapes:
+        table.append([word, rows, width, place, full_rows, full_width, value])
+        word += rows * width
+        place += full_rows * full_width + 1
+    source, target = int32(word), int32(place, low=100, high=200)
+    expected = target.clone()
+    args = source, torch.tensor(table, dtype=torch.int32)
+    pad_inputs_reference.run(*args, expected)
+    assert_same_bits(run_kernel(pad_inputs_cuda, *args, target)[1][2], expected)
