@@ -103,8 +103,15 @@ def e2m1_aligned(y):
 
 
 def e2m1_magnitude(m):
-    """Code of float32 m >= 0 without its sign: nearest E2M1, ties to even, saturating; NaN saturates."""
-    return e2m1_aligned(T.min(m, T.float32(6.0))) >> 22
+    """Code of float32 m >= 0 without its sign: nearest E2M1, ties to even, saturating; NaN saturates.
+
+    The code is 2 m below 2, m + 2 up to 4 and m / 2 + 4 behind: the least of the three, and 7 at most. Each
+    is rounded to an integer by adding 1.5 * 2^23, in whose low bits it is found.
+    """
+    base = 1.5 * 2.0**23
+    steps = T.min(m * T.float32(2.0) + T.float32(base), m + T.float32(base + 2.0))
+    steps = T.min(steps, T.min(m * T.float32(0.5) + T.float32(base + 4.0), T.float32(base + 7.0)))
+    return float_bits(steps) & 7
 
 
 def pack_e2m1(aligned, signs):

@@ -11,7 +11,7 @@ from torch import Tensor
 from tilelang_ops.common.kernels import cuda_kernel
 
 THREADS = 128
-STORE_ROWS = 16  # rows that a storing block looks at
+STORE_ROWS = 8  # rows of a storing block
 
 
 @cuda_kernel(
@@ -22,10 +22,11 @@ STORE_ROWS = 16  # rows that a storing block looks at
 def kernel(width: int, ratio: int, result: str):
     n, g, units = T.dynamic("n"), T.dynamic("g"), T.dynamic("units")
     quads = width // 4
+    lanes = THREADS // STORE_ROWS
 
     @T.prim_func
     def pool_groups(
-        states: T.Tensor((n, 2, width), "float32"),
+        states: T.Tensor((n, 2 * width), "float32"),
         pool: T.Tensor((units, 4), "float32"),
         ends: T.Tensor((g,), "int64"),
         positions: T.Tensor((n,), "int64"),
@@ -60,9 +61,9 @@ def kernel(width: int, ratio: int, result: str):
                             back = ratio - 1 - member
                             if back <= before:
                                 for k in T.vectorized(4):
-                                    scores[member, k] = states[end - back, 0, q * 4 + k]
+                                    scores[member, k] = states[end - back, q * 4 + k]
                                 for k in T.vectorized(4):
-                                    latents[member, k] = states[end - back, 1, q * 4 + k]
+                                    latents[member, k] = states[end - back, width + q * 4 + k]
                             else:
                                 unit = base + T.truncmod(position - back, ring) * (2 * quads) + q
                                 for k in T.vectorized(4):
@@ -73,9 +74,11 @@ def kernel(width: int, ratio: int, result: str):
                                 newer = last - T.truncmod(last - (position - back), ring)
                                 if newer >= position - before:
                                     for k in T.vectorized(4):
-                                        pool[unit, k] = states[end + newer - position, 0, q * 4 + k]
+                                        pool[unit, k] = states[end + newer - position, q * 4 + k]
                                     for k in T.vectorized(4):
-                                        pool[unit + quads, k] = states[end + newer - position, 1, q * 4 + k]
+                                        pool[unit + quads, k] = states[
+                                            end + newer - position, width + q * 4 + k
+                                        ]
                         pooled = T.alloc_local((4,), "float32")
                         for k in T.unroll(4):
                             largest = T.alloc_var("float32")
@@ -93,8 +96,8 @@ def kernel(width: int, ratio: int, result: str):
                         for k in T.vectorized(4):
                             out[block, q * 4 + k] = T.cast(pooled[k], result)
             else:
-                for i in T.serial(STORE_ROWS):
-                    row = (block - g) * STORE_ROWS + i
+                for r, lane in T.Parallel(STORE_ROWS, lanes):
+                    row = (block - g) * STORE_ROWS + r
                     if row < n and following[row] < ring:
                         place = T.alloc_var("int32")
                         first = T.alloc_var("int32")
@@ -111,10 +114,13 @@ def kernel(width: int, ratio: int, result: str):
                                 if behind < T.truncmod(first, ratio):
                                     is_read = 1
                         if is_read == 0:
-                            for q, half in T.Parallel(quads, 2):
-                                unit = slots[row] * slot_units + T.truncmod(place, ring) * (2 * quads)
-                                for k in T.vectorized(4):
-                                    pool[unit + half * quads + q, k] = states[row, half, q * 4 + k]
+                            unit = slots[row] * slot_units + T.truncmod(place, ring) * (2 * quads)
+                            for i in T.unroll(T.ceildiv(2 * quads, lanes)):
+                                if i * lanes + lane < 2 * quads:
+                                    for k in T.vectorized(4):
+                                        pool[unit + i * lanes + lane, k] = states[
+                                            row, (i * lanes + lane) * 4 + k
+                                        ]
 
     return pool_groups
 
@@ -140,7 +146,7 @@ def run(
     out = torch.empty(ends.shape[0], width, dtype=dtype, device=states.device)
     program = kernel(width=width, ratio=ratio, result=str(dtype).removeprefix("torch."))
     program(
-        states.contiguous(),
+        states.contiguous().flatten(1),
         units,
         ends,
         positions,

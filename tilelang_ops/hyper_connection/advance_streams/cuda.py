@@ -27,6 +27,8 @@ def kernel(width: int, num_streams: int, source: str, expands: bool, collapses: 
     m = num_streams
     step = 8 if width % 8 == 0 else 1  # channels of a thread at a time
     parts = width // step
+    # Items of the loop: a number that divides, or is divided by, that of the threads.
+    items = T.ceildiv(parts, THREADS) * THREADS if parts > THREADS else 1 << (parts - 1).bit_length()
 
     @T.prim_func
     def advance_streams(
@@ -40,7 +42,7 @@ def kernel(width: int, num_streams: int, source: str, expands: bool, collapses: 
         mean_square: T.Tensor((n,), "float32"),
     ):
         with T.Kernel(n, threads=THREADS) as row:
-            squares = T.alloc_fragment((parts,), "float32")
+            squares = T.alloc_fragment((items,), "float32")
             total = T.alloc_fragment((1,), "float32")
             mix = T.alloc_local((m, m), "float32")
             spread = T.alloc_local((m,), "float32")
@@ -53,39 +55,41 @@ def kernel(width: int, num_streams: int, source: str, expands: bool, collapses: 
             if collapses:
                 for j in T.serial(m):
                     weights[j] = pre[row, j]
-            for p in T.Parallel(parts):
+            for p in T.Parallel(items):
                 old = T.alloc_local((m, step), "float32")
                 added = T.alloc_local((step,), "float32")
                 sum_ = T.alloc_local((step,), "float32")
                 vector = T.alloc_local((step,), "float32")
                 square = T.alloc_var("float32")
-                for i in T.unroll(m):
-                    for k in T.vectorized(step):
-                        old[i, k] = T.cast(streams[row, i, p * step + k], "float32")
-                if expands:
-                    for k in T.vectorized(step):
-                        added[k] = T.cast(output[row, p * step + k], "float32")
                 square = 0.0
-                for k in T.unroll(step):
-                    vector[k] = 0.0
-                for j in T.unroll(m):
-                    for k in T.unroll(step):
-                        if expands:
-                            sum_[k] = mix[0, j] * old[0, k]
-                            for i in T.unroll(m - 1):
-                                sum_[k] = sum_[k] + mix[i + 1, j] * old[i + 1, k]
-                            sum_[k] = T.cast(T.cast(sum_[k] + spread[j] * added[k], source), "float32")
-                        else:
-                            sum_[k] = old[j, k]
-                        if collapses:
-                            vector[k] = vector[k] + weights[j] * sum_[k]
-                            square = square + sum_[k] * sum_[k]
+                if p < parts:
+                    for i in T.unroll(m):
+                        for k in T.vectorized(step):
+                            old[i, k] = T.cast(streams[row, i, p * step + k], "float32")
                     if expands:
                         for k in T.vectorized(step):
-                            advanced[row, j, p * step + k] = T.cast(sum_[k], source)
+                            added[k] = T.cast(output[row, p * step + k], "float32")
+                    for k in T.unroll(step):
+                        vector[k] = 0.0
+                    for j in T.unroll(m):
+                        for k in T.unroll(step):
+                            if expands:
+                                sum_[k] = mix[0, j] * old[0, k]
+                                for i in T.unroll(m - 1):
+                                    sum_[k] = sum_[k] + mix[i + 1, j] * old[i + 1, k]
+                                sum_[k] = T.cast(T.cast(sum_[k] + spread[j] * added[k], source), "float32")
+                            else:
+                                sum_[k] = old[j, k]
+                            if collapses:
+                                vector[k] = vector[k] + weights[j] * sum_[k]
+                                square = square + sum_[k] * sum_[k]
+                        if expands:
+                            for k in T.vectorized(step):
+                                advanced[row, j, p * step + k] = T.cast(sum_[k], source)
+                    if collapses:
+                        for k in T.vectorized(step):
+                            collapsed[row, p * step + k] = T.cast(vector[k], source)
                 if collapses:
-                    for k in T.vectorized(step):
-                        collapsed[row, p * step + k] = T.cast(vector[k], source)
                     squares[p] = square
             if collapses:
                 T.reduce_sum(squares, total, dim=0)

@@ -1,4 +1,4 @@
-"""norm_quantize on CUDA: a block per row, or per few narrow rows, that holds them in registers."""
+"""norm_quantize on CUDA: a power of two of threads holds a row in registers, 8 channels at a time."""
 
 import tilelang.language as T
 import torch
@@ -12,9 +12,12 @@ THREADS = 128
 GROUP = 32
 
 
-def rows_per_block(width: int) -> int:
-    """Rows that give every thread 8 channels at least."""
-    return max(1, THREADS * 8 // width)
+def row_shape(width: int, threads: int = THREADS) -> tuple[int, int, int]:
+    """How a row is laid out: lanes, steps of a lane, channels of a step; their product is the width."""
+    vector = next(v for v in (8, 4, 2, 1) if width % v == 0)
+    units = width // vector
+    lanes = min(threads, units & -units)
+    return lanes, units // lanes, vector
 
 
 @cuda_kernel(
@@ -38,9 +41,11 @@ def rows_per_block(width: int) -> int:
 )
 def kernel(width: int, source: str, keeps_values: bool, quantizes: bool, adds_residual: bool):
     n = T.dynamic("n")
-    group = GROUP if quantizes else min(GROUP, width)
-    groups = T.ceildiv(width, group)
-    rows = rows_per_block(width)
+    lanes, steps, vector = row_shape(width)
+    quarter = min(4, lanes)  # lanes that share a scale
+    quads = lanes // quarter
+    rows = THREADS // lanes
+    groups = max(1, width // GROUP)
 
     @T.prim_func
     def norm_quantize(
@@ -54,45 +59,78 @@ def kernel(width: int, source: str, keeps_values: bool, quantizes: bool, adds_re
         eps: T.float32,
     ):
         with T.Kernel(T.ceildiv(n, rows), threads=THREADS) as block:
-            row = T.alloc_fragment((rows, groups, group), "float32")
-            squares = T.alloc_fragment((rows, groups, group), "float32")
-            partial = T.alloc_fragment((rows, groups), "float32")
+            held = T.alloc_fragment((rows, quads, quarter, steps, vector), "float32")
+            gains = T.alloc_fragment((rows, quads, quarter, steps, vector), "float32")
+            sums = T.alloc_fragment((rows, quads, quarter), "float32")
+            quad_sums = T.alloc_fragment((rows, quads), "float32")
             inverse = T.alloc_fragment((rows,), "float32")
-            for r, g, c in T.Parallel(rows, groups, group):
-                row[r, g, c] = T.cast(x[block * rows + r, g * group + c], "float32")
-            if adds_residual:
-                for r, g, c in T.Parallel(rows, groups, group):
-                    added = row[r, g, c] + T.cast(residual[block * rows + r, g * group + c], "float32")
-                    row[r, g, c] = T.cast(T.cast(added, source), "float32")
-                for r, g, c in T.Parallel(rows, groups, group):
-                    total[block * rows + r, g * group + c] = T.cast(row[r, g, c], source)
-            for r, g, c in T.Parallel(rows, groups, group):
-                squares[r, g, c] = row[r, g, c] * row[r, g, c]
-            T.reduce_sum(squares, partial, dim=2)
-            T.reduce_sum(partial, inverse, dim=1)
+            for r, q, p in T.Parallel(rows, quads, quarter):
+                v = T.alloc_local((vector,), "float32")
+                squares = T.alloc_var("float32")
+                squares = 0.0
+                for s in T.unroll(steps):
+                    start = ((s * quads + q) * quarter + p) * vector
+                    for k in T.vectorized(vector):
+                        v[k] = T.cast(x[block * rows + r, start + k], "float32")
+                    if adds_residual:
+                        other = T.alloc_local((vector,), "float32")
+                        for k in T.vectorized(vector):
+                            other[k] = T.cast(residual[block * rows + r, start + k], "float32")
+                        for k in T.unroll(vector):
+                            v[k] = T.cast(T.cast(v[k] + other[k], source), "float32")
+                        for k in T.vectorized(vector):
+                            total[block * rows + r, start + k] = T.cast(v[k], source)
+                    for k in T.unroll(vector):
+                        squares = squares + v[k] * v[k]
+                    for k in T.vectorized(vector):
+                        held[r, q, p, s, k] = v[k]
+                    for k in T.vectorized(vector):
+                        gains[r, q, p, s, k] = weight[start + k]
+                sums[r, q, p] = squares
+            T.reduce_sum(sums, quad_sums, dim=2)
+            T.reduce_sum(quad_sums, inverse, dim=1)
             for r in T.Parallel(rows):
                 inverse[r] = 1.0 / T.sqrt(inverse[r] / width + eps)
-            for r, g, c in T.Parallel(rows, groups, group):
-                normed = row[r, g, c] * inverse[r] * weight[g * group + c]
-                row[r, g, c] = T.cast(T.cast(normed, source), "float32")
-            if keeps_values:
-                for r, g, c in T.Parallel(rows, groups, group):
-                    values[block * rows + r, g * group + c] = T.cast(row[r, g, c], source)
+            normed = T.alloc_fragment((rows, quads, quarter, steps, vector), "float32")
+            largest = T.alloc_fragment((rows, quads, quarter, steps), "int32")
+            for r, q, p in T.Parallel(rows, quads, quarter):
+                v = T.alloc_local((vector,), "float32")
+                g = T.alloc_local((vector,), "float32")
+                top = T.alloc_var("int32")
+                for s in T.unroll(steps):
+                    start = ((s * quads + q) * quarter + p) * vector
+                    for k in T.vectorized(vector):
+                        v[k] = held[r, q, p, s, k]
+                    for k in T.vectorized(vector):
+                        g[k] = gains[r, q, p, s, k]
+                    for k in T.unroll(vector):
+                        v[k] = T.cast(T.cast(v[k] * inverse[r] * g[k], source), "float32")
+                    if keeps_values:
+                        for k in T.vectorized(vector):
+                            values[block * rows + r, start + k] = T.cast(v[k], source)
+                    if quantizes:
+                        top = 0
+                        for k in T.unroll(vector):
+                            top = T.max(top, magnitude_bits(v[k]))
+                        largest[r, q, p, s] = top
+                        for k in T.vectorized(vector):
+                            normed[r, q, p, s, k] = v[k]
             if quantizes:
-                bits = T.alloc_fragment((rows, groups, group), "int32")
-                amax = T.alloc_fragment((rows, groups), "int32")
-                factor = T.alloc_fragment((rows, groups), "float32")
-                for r, g, c in T.Parallel(rows, groups, group):
-                    bits[r, g, c] = magnitude_bits(row[r, g, c])
-                T.reduce_max(bits, amax, dim=2)
-                for r, g in T.Parallel(rows, groups):
-                    scale = fp8_scale_byte(amax[r, g])
-                    factor[r, g] = e8m0_inverse(scale)
-                    scales[block * rows + r, g] = T.cast(scale, "uint8")
-                for r, g, c in T.Parallel(rows, groups, group):
-                    codes[block * rows + r, g * group + c] = T.cast(
-                        row[r, g, c] * factor[r, g], "float8_e4m3fn"
-                    )
+                amax = T.alloc_fragment((rows, quads, steps), "int32")
+                factor = T.alloc_fragment((rows, quads, steps), "float32")
+                T.reduce_max(largest, amax, dim=2)
+                for r, q, s in T.Parallel(rows, quads, steps):
+                    byte = fp8_scale_byte(amax[r, q, s])
+                    factor[r, q, s] = e8m0_inverse(byte)
+                    if block * rows + r < n:
+                        scales[block * rows + r, s * quads + q] = T.cast(byte, "uint8")
+                for r, q, p in T.Parallel(rows, quads, quarter):
+                    for s in T.unroll(steps):
+                        start = ((s * quads + q) * quarter + p) * vector
+                        for k in T.vectorized(vector):
+                            codes[block * rows + r, start + k] = T.cast(
+                                normed[r, q, p, s, k] * factor[r, q, s], "float8_e4m3fn"
+                            )
 
     return norm_quantize
 

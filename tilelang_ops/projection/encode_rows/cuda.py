@@ -22,7 +22,8 @@ from tilelang_ops.projection.encode_rows.op import FORMATS, EncodedRows, Norm, R
 
 THREADS = 128
 PLAIN_WIDTH = 512  # channels of a vector where nothing but groups matters
-CODE_TYPE = {"fp8": "float8_e4m3fn", "mxfp4": "uint8", "fp4": "uint8", "float32": "float32"}
+# Eight E2M1 codes are a word.
+CODE_TYPE = {"fp8": "float8_e4m3fn", "mxfp4": "int32", "fp4": "int32", "float32": "float32"}
 
 
 def _builds(model: ModelSizes) -> list[dict[str, Any]]:
@@ -70,9 +71,9 @@ def kernel(
     num_scales = T.dynamic("num_scales") if format != "float32" else n
     group, code_bytes, _ = FORMATS.get(format, (32, 32, 0))
     groups, parts = width // group, group // 8
-    rows = max(1, THREADS * 16 // width)
+    rows = max(1, THREADS * (8 if has_norm else 16) // width)
     first_pair = width // 2 - pairs
-    code_stride = record or groups * code_bytes
+    code_stride = (record or groups * code_bytes) // (4 if CODE_TYPE[format] == "int32" else 1)
     scale_start = groups * code_bytes if record and not scale_record else 0
     scale_stride = (scale_record or record) or groups
     in_records = record > 0
@@ -103,6 +104,7 @@ def kernel(
             largest = T.alloc_fragment((rows, groups, parts), "int32")
             amax = T.alloc_fragment((rows, groups), "int32")
             factor = T.alloc_fragment((rows, groups), "float32")
+            reciprocal = T.alloc_fragment((rows, groups), "float32")
             if has_norm:
                 for r, g, p in T.Parallel(rows, groups, parts):
                     v = T.alloc_local((8,), "float32")
@@ -122,12 +124,13 @@ def kernel(
                 row = block * rows + r
                 v = T.alloc_local((8,), "float32")
                 if has_norm:
+                    gain = T.alloc_local((8,), "float32")
+                    for k in T.vectorized(8):
+                        gain[k] = weight[g * group + p * 8 + k]
                     for k in T.vectorized(8):
                         v[k] = loaded[r, g, p, k]
                     for k in T.unroll(8):
-                        v[k] = T.cast(
-                            T.cast(v[k] * inverse[r] * weight[g * group + p * 8 + k], source), "float32"
-                        )
+                        v[k] = T.cast(T.cast(v[k] * inverse[r] * gain[k], source), "float32")
                     if keeps_normed:
                         for k in T.vectorized(8):
                             normed[row, g * group + p * 8 + k] = T.cast(v[k], source)
@@ -137,13 +140,17 @@ def kernel(
                 if pairs > 0:
                     pair = g * (group // 2) + p * 4 - first_pair
                     if pair >= 0 and row < n:
+                        c = T.alloc_local((4,), "float32")
+                        s = T.alloc_local((4,), "float32")
+                        for k in T.vectorized(4):
+                            c[k] = cos[row // heads, pair + k]
+                        for k in T.vectorized(4):
+                            s[k] = sin[row // heads, pair + k] * direction
                         for k in T.unroll(4):
                             a = v[2 * k]
                             b = v[2 * k + 1]
-                            c = cos[row // heads, pair + k]
-                            s = sin[row // heads, pair + k] * direction
-                            v[2 * k] = T.cast(T.cast(a * c - b * s, source), "float32")
-                            v[2 * k + 1] = T.cast(T.cast(a * s + b * c, source), "float32")
+                            v[2 * k] = T.cast(T.cast(a * c[k] - b * s[k], source), "float32")
+                            v[2 * k + 1] = T.cast(T.cast(a * s[k] + b * c[k], source), "float32")
                 top = T.alloc_var("int32", 0)
                 for k in T.unroll(8):
                     top = T.max(top, magnitude_bits(v[k]))
@@ -158,6 +165,7 @@ def kernel(
                     if format == "fp4":
                         scale = fp4_scale(amax[r, g])
                         factor[r, g] = T.cast(scale, "float32")
+                        reciprocal[r, g] = T.ieee_frcp(factor[r, g])
                         byte = T.cast(T.reinterpret(scale, "uint8"), "int32")
                     else:
                         byte = fp8_scale_byte(amax[r, g]) if format == "fp8" else mxfp4_scale_byte(amax[r, g])
@@ -174,16 +182,18 @@ def kernel(
                 v = T.alloc_local((8,), "float32")
                 for k in T.vectorized(8):
                     v[k] = vectors[r, g, p, k]
+                word = T.alloc_var("int32")
+                word = 0
                 if format == "fp4":
                     for k in T.unroll(8):
-                        v[k] = fp4_quotient(v[k], factor[r, g], 1.0 / factor[r, g])
+                        scaled = fp4_quotient(v[k], factor[r, g], reciprocal[r, g])
+                        word = word | (e2m1_code(v[k], scaled) << (4 * k))
                 elif format != "float32":
                     for k in T.vectorized(8):
                         v[k] = v[k] * factor[r, g]
-                packed = T.alloc_local((4,), "uint8")
-                if format == "fp4" or format == "mxfp4":
-                    for k in T.unroll(4):
-                        packed[k] = T.cast(e2m1_code(v[2 * k]) | (e2m1_code(v[2 * k + 1]) << 4), "uint8")
+                    if format == "mxfp4":
+                        for k in T.unroll(8):
+                            word = word | (e2m1_code(v[k]) << (4 * k))
                 place = T.alloc_var("int64")
                 place = T.cast(row, "int64")
                 if in_records:
@@ -192,8 +202,7 @@ def kernel(
                         place = pool_row(index[row], records, code_rows_per_part)
                 if place >= 0 and place < num_codes:
                     if format == "fp4" or format == "mxfp4":
-                        for k in T.vectorized(4):
-                            codes[place, (g * parts + p) * 4 + k] = packed[k]
+                        codes[place, g * parts + p] = word
                     else:
                         for k in T.vectorized(8):
                             codes[place, (g * parts + p) * 8 + k] = T.cast(v[k], code_type)
@@ -244,6 +253,9 @@ def run(
     normed = torch.empty_like(x) if keeps_normed else None
     if format == "fp8":
         code_rows = code_rows.view(torch.float8_e4m3fn)
+    elif format != "float32":
+        assert code_rows.shape[1] % 4 == 0, f"{code_rows.shape=}: codes are written in words"
+        code_rows = code_rows.view(torch.int32)
     program = kernel(
         width=width,
         source=str(x.dtype).removeprefix("torch."),
