@@ -7,6 +7,7 @@ from tilelang_ops.kv_index.entry_slots import entry_slots
 from tilelang_ops.kv_index.keep_candidates import keep_candidates
 from tilelang_ops.kv_index.prefill_metadata import PrefillMetadata, prefill_metadata
 from tilelang_ops.kv_index.range_index import paged_range_index, ring_range_index
+from tilelang_ops.kv_index.ring_index import ring_index
 from tilelang_ops.kv_index.select_entries import select_entries
 from tilelang_ops.kv_index.visible_entries import visible_entries
 from tilelang_ops.kv_index.window_index import window_index
@@ -21,6 +22,7 @@ __all__ = [
     "keep_candidates",
     "paged_range_index",
     "prefill_metadata",
+    "ring_index",
     "ring_range_index",
     "select_entries",
     "visible_entries",

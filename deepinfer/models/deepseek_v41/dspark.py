@@ -37,7 +37,7 @@ from deepinfer.models.deepseek_v41.model import DeepseekV41Model
 from deepinfer.models.deepseek_v41.weights import Weights
 from deepinfer.runtime.batch import Batch
 from deepinfer.runtime.caches import Caches
-from tilelang_ops.common.formulas import ring_slot
+from tilelang_ops.kv_index import ring_index
 from tilelang_ops.step_inputs import draft_inputs
 
 
@@ -144,7 +144,7 @@ class Drafter:
             return
         x = self.main_norm(self.main_proj(context.features, self.arithmetic))
         rotation = self.rotary.rows(context.positions, self.rotary.num_positions)
-        records = ring_slot(context.state_slots.long(), context.positions, self._ring(caches))
+        records = ring_index(context.state_slots, context.positions, self._ring(caches))
         for stage in self.stages:
             attention = stage.attention
             kv = attention.kv_norm(attention.wkv(x, self.arithmetic))

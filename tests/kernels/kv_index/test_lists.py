@@ -13,6 +13,8 @@ from tilelang_ops.kv_index.entry_slots import cuda as entry_slots_cuda
 from tilelang_ops.kv_index.entry_slots import reference as entry_slots_reference
 from tilelang_ops.kv_index.range_index import cuda as range_index_cuda
 from tilelang_ops.kv_index.range_index import reference as range_index_reference
+from tilelang_ops.kv_index.ring_index import cuda as ring_index_cuda
+from tilelang_ops.kv_index.ring_index import reference as ring_index_reference
 from tilelang_ops.kv_index.visible_entries import cuda as visible_entries_cuda
 from tilelang_ops.kv_index.visible_entries import reference as visible_entries_reference
 from tilelang_ops.kv_index.window_index import cuda as window_index_cuda
@@ -65,3 +67,10 @@ def test_range_index(run_kernel: KernelRunner, is_paged: bool) -> None:
             if total > 0:
                 args = cu_lens, firsts, tables, total, 32, is_paged
                 assert_same_bits(run_kernel(range_index_cuda, *args)[0], range_index_reference.run(*args))
+
+
+def test_ring_index(run_kernel: KernelRunner) -> None:
+    for n in (1, 130):
+        slots, positions = (torch.randint(0, 10**6, (n,), dtype=torch.int32) for _ in range(2))
+        actual = run_kernel(ring_index_cuda, slots, positions, 134)[0]
+        assert_same_bits(actual, ring_index_reference.run(slots, positions, 134))

@@ -89,9 +89,9 @@ def run(src: Tensor, src_index: Tensor, dst: Tensor, dst_index: Tensor) -> None:
     program = kernel(words=src_words.shape[1], lanes=4 if is_aligned else 1)
     program(
         src_words,
-        src_index,
+        src_index.contiguous(),
         dst_words,
-        dst_index,
+        dst_index.contiguous(),
         src.shape[1],
         rows_per_part(src),
         dst.shape[1],
@@ -102,4 +102,5 @@ def run(src: Tensor, src_index: Tensor, dst: Tensor, dst_index: Tensor) -> None:
 def run_store_floats(values: Tensor, pool: Tensor, index: Tensor) -> None:
     """The store of any record kind into a pool of float32."""
     program = store_floats(width=values.shape[1], source=str(values.dtype).removeprefix("torch."))
+    values, index = values.contiguous(), index.contiguous()
     program(values, index, flat_rows(pool), pool.shape[1], rows_per_part(pool))

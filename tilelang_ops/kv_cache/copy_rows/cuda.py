@@ -65,6 +65,7 @@ def move_rows(gathers: bool):
 def run(pool: Tensor, pairs: Tensor) -> None:
     num_bytes = pool.shape[1] * pool.element_size()
     assert num_bytes % 16 == 0, f"{pool.shape=}: rows are copied in pieces of 16 bytes"
+    pairs = pairs.contiguous()
     words = pool.view(torch.int32).view(pool.shape[0], num_bytes // 16, LANES)
     if pairs.shape[0] <= MOST:
         kernel(most=MOST)(words, pairs)

@@ -55,6 +55,7 @@ def run(codes: Tensor, scales: Tensor | None, index: Tensor, dtype: torch.dtype)
     if scales is None:
         return load_records(codes, index, codes.shape[2], dtype)
     width = 2 * codes.shape[2]
+    index = index.contiguous()
     out = torch.empty(index.shape[0], width, dtype=dtype, device=codes.device)
     program = kernel(width=width, result=str(dtype).removeprefix("torch."))
     words = flat_rows(codes).view(torch.int32)

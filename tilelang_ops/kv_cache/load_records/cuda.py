@@ -109,6 +109,7 @@ def load_floats(width: int, result: str):
 
 
 def run(pool: Tensor, index: Tensor, width: int, dtype: torch.dtype) -> Tensor:
+    index = index.contiguous()
     out = torch.empty(index.shape[0], width, dtype=dtype, device=pool.device)
     sizes = {"width": width, "result": str(dtype).removeprefix("torch.")}
     rows = flat_rows(pool)

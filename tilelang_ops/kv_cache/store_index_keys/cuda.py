@@ -78,6 +78,7 @@ def run(keys: Tensor, codes: Tensor, scales: Tensor | None, index: Tensor) -> No
     width = keys.shape[1]
     program = kernel(width=width, source=str(keys.dtype).removeprefix("torch."))
     words = flat_rows(codes).view(torch.int32)
+    keys, index = keys.contiguous(), index.contiguous()
     program(
         keys, index, words, flat_rows(scales), codes.shape[1], rows_per_part(codes), rows_per_part(scales)
     )

@@ -82,4 +82,5 @@ def run(values: Tensor, pool: Tensor, index: Tensor) -> None:
     records = flat_rows(pool)
     program = kernel(width=width, source=source)
     codes, scales = records.view(torch.int32), records.view(torch.float8_e4m3fn)
+    values, index = values.contiguous(), index.contiguous()
     program(values, index, codes, scales, pool.shape[1], rows_per_part(pool))

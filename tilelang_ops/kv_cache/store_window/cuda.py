@@ -71,4 +71,11 @@ def run(values: Tensor, pool: Tensor, index: Tensor) -> None:
     source, width = str(values.dtype).removeprefix("torch."), values.shape[1]
     records = flat_rows(pool)
     program = kernel(width=width, source=source)
-    program(values, index, records.view(E4M3), records, pool.shape[1], rows_per_part(pool))
+    program(
+        values.contiguous(),
+        index.contiguous(),
+        records.view(E4M3),
+        records,
+        pool.shape[1],
+        rows_per_part(pool),
+    )

@@ -56,5 +56,7 @@ def kernel(window: int, lanes: int, source: str):
 def run(positions: Tensor, base: Tensor, window: int, ring: int) -> Tensor:
     out = torch.empty(positions.shape[0], window, dtype=torch.int32, device=positions.device)
     source = str(positions.dtype).removeprefix("torch.")
-    kernel(window=window, lanes=lanes_of(window), source=source)(positions, base.long(), out, ring)
+    kernel(window=window, lanes=lanes_of(window), source=source)(
+        positions.contiguous(), base.long().contiguous(), out, ring
+    )
     return out
