@@ -8,6 +8,8 @@ from torch import Tensor
 
 from tests.support.compare import assert_same_bits
 from tests.support.kernel_runs import KernelRunner
+from tilelang_ops.common.numerics import encode_fp8
+from tilelang_ops.hyper_connection.advance_norm import cuda as advance_norm
 from tilelang_ops.hyper_connection.advance_streams import cuda as advance
 from tilelang_ops.hyper_connection.collapse_streams import cuda as collapse
 from tilelang_ops.hyper_connection.expand_streams import cuda as expand
@@ -46,6 +48,27 @@ def test_advance_expand_collapse(run_kernel: KernelRunner, dtype: torch.dtype, w
     row = slice(1, 2)
     (alone, *_), _ = run_kernel(advance, streams[row], pre[row], output[row], post[row], comb[row])
     assert_same_bits(alone[0], new[1], "a row alone")
+
+
+def test_advance_norm(run_kernel: KernelRunner) -> None:
+    """The streams are those of `advance_streams`; the vector is the norm of its collapsed one."""
+    n, m, width, eps = 3, 4, 96, 1e-6
+    streams, output = torch.randn(n, m, width).bfloat16(), torch.randn(n, width).bfloat16()
+    pre, post, comb = torch.rand(n, m), torch.rand(n, m), torch.rand(n, m, m)
+    weight = torch.rand(width) + 0.5
+    (new, vector, square), _ = run_kernel(advance, streams, pre, output, post, comb)
+    wide = vector.double()
+    expected = wide / torch.sqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.double()
+    actual, _ = run_kernel(advance_norm, streams, pre, weight, eps, output, post, comb, True, True)
+    assert_same_bits(actual.streams, new, "streams")
+    torch.testing.assert_close(actual.mean_square, square, rtol=1e-6, atol=0)
+    torch.testing.assert_close(actual.values.double(), expected, rtol=2.0**-8, atol=1e-7)
+    codes, scales = encode_fp8(actual.values)
+    assert_same_bits(actual.codes, codes, "codes")
+    assert_same_bits(actual.scales, scales, "scales")
+    bare, _ = run_kernel(advance_norm, new[1:2], pre[1:2], weight, eps, None, None, None, False, True)
+    assert bare.values is None
+    assert_same_bits(bare.codes[0], actual.codes[1], "a row alone, nothing pending")
 
 
 def test_mean_streams(run_kernel: KernelRunner) -> None:

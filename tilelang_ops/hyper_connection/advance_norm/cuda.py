@@ -1,0 +1,236 @@
+"""advance_norm and its parts on CUDA: a block per row; a thread mixes 8 channels of all streams at a time."""
+
+from typing import Any
+
+import tilelang.language as T
+import torch
+from torch import Tensor
+
+from tilelang_ops.common.cuda_numerics import e8m0_inverse, fp8_scale_byte, magnitude_bits
+from tilelang_ops.common.kernels import cuda_kernel
+from tilelang_ops.common.numerics import E4M3
+from tilelang_ops.common.sizes import ModelSizes
+from tilelang_ops.hyper_connection.advance_norm.op import Advanced
+
+THREADS = 128
+GROUP = 32
+
+
+def _builds(model: ModelSizes) -> list[dict[str, Any]]:
+    kinds = [
+        {"expands": expands, "collapsed": "norm", "keeps_values": keeps, "quantizes": quantizes}
+        for expands in (True, False)
+        for keeps, quantizes in ((True, False), (True, True), (False, True))
+    ]
+    kinds += [
+        {"expands": expands, "collapsed": collapsed, "keeps_values": False, "quantizes": False}
+        for expands, collapsed in ((True, "plain"), (False, "plain"), (True, ""))
+    ]
+    return [
+        {"width": model.hidden_size, "num_streams": model.hc_mult, "source": "bfloat16", **kind}
+        for kind in kinds
+    ]
+
+
+@cuda_kernel(builds=_builds)
+def kernel(
+    width: int,
+    num_streams: int,
+    source: str,
+    expands: bool,
+    collapsed: str,
+    keeps_values: bool,
+    quantizes: bool,
+):
+    """`expands` adds a pending output; `collapsed` is "plain", "norm" or "" for no collapsed vector."""
+    n = T.dynamic("n")
+    m = num_streams
+    step = 8 if width % 8 == 0 else 1  # channels of a thread at a time
+    parts = width // step
+    # Items of the loop: a number that divides, or is divided by, that of the threads.
+    items = T.ceildiv(parts, THREADS) * THREADS if parts > THREADS else max(4, 1 << (parts - 1).bit_length())
+    quads = items // 4  # four neighbours share a scale
+    collapses, norms = collapsed != "", collapsed == "norm"
+
+    @T.prim_func
+    def advance_norm(
+        streams: T.Tensor((n, m, width), source),
+        pre: T.Tensor((n, m), "float32"),
+        output: T.Tensor((n, width), source),
+        post: T.Tensor((n, m), "float32"),
+        comb: T.Tensor((n, m, m), "float32"),
+        weight: T.Tensor((width,), "float32"),
+        advanced: T.Tensor((n, m, width), source),
+        mean_square: T.Tensor((n,), "float32"),
+        values: T.Tensor((n, width), source),
+        codes: T.Tensor((n, width), "float8_e4m3fn"),
+        scales: T.Tensor((n, max(1, width // GROUP)), "uint8"),
+        eps: T.float32,
+    ):
+        with T.Kernel(n, threads=THREADS) as row:
+            squares = T.alloc_fragment((quads, 4), "float32")
+            quad_sums = T.alloc_fragment((quads,), "float32")
+            total = T.alloc_fragment((1,), "float32")
+            own_squares = T.alloc_fragment((quads, 4), "float32")
+            inverse = T.alloc_fragment((1,), "float32")
+            held = T.alloc_fragment((quads, 4, step), source)
+            mix = T.alloc_local((m, m), "float32")
+            spread = T.alloc_local((m,), "float32")
+            weights = T.alloc_local((m,), "float32")
+            if expands:
+                for i, j in T.grid(m, m):
+                    mix[i, j] = comb[row, i, j]
+                for j in T.serial(m):
+                    spread[j] = post[row, j]
+            if collapses:
+                for j in T.serial(m):
+                    weights[j] = pre[row, j]
+            for q, lane in T.Parallel(quads, 4):
+                p = q * 4 + lane
+                old = T.alloc_local((m, step), "float32")
+                added = T.alloc_local((step,), "float32")
+                sum_ = T.alloc_local((step,), "float32")
+                vector = T.alloc_local((step,), "float32")
+                square = T.alloc_var("float32")
+                own_square = T.alloc_var("float32")
+                square = 0.0
+                own_square = 0.0
+                for k in T.unroll(step):
+                    vector[k] = 0.0
+                if p < parts:
+                    for i in T.unroll(m):
+                        for k in T.vectorized(step):
+                            old[i, k] = T.cast(streams[row, i, p * step + k], "float32")
+                    if expands:
+                        for k in T.vectorized(step):
+                            added[k] = T.cast(output[row, p * step + k], "float32")
+                    for j in T.unroll(m):
+                        for k in T.unroll(step):
+                            if expands:
+                                sum_[k] = mix[0, j] * old[0, k]
+                                for i in T.unroll(m - 1):
+                                    sum_[k] = sum_[k] + mix[i + 1, j] * old[i + 1, k]
+                                sum_[k] = T.cast(T.cast(sum_[k] + spread[j] * added[k], source), "float32")
+                            else:
+                                sum_[k] = old[j, k]
+                            if collapses:
+                                vector[k] = vector[k] + weights[j] * sum_[k]
+                                square = square + sum_[k] * sum_[k]
+                        if expands:
+                            for k in T.vectorized(step):
+                                advanced[row, j, p * step + k] = T.cast(sum_[k], source)
+                    if collapses and not norms:
+                        for k in T.vectorized(step):
+                            values[row, p * step + k] = T.cast(vector[k], source)
+                if norms:
+                    for k in T.unroll(step):
+                        vector[k] = T.cast(T.cast(vector[k], source), "float32")
+                        own_square = own_square + vector[k] * vector[k]
+                    for k in T.vectorized(step):
+                        held[q, lane, k] = T.cast(vector[k], source)
+                    own_squares[q, lane] = own_square
+                if collapses:
+                    squares[q, lane] = square
+            if collapses:
+                T.reduce_sum(squares, quad_sums, dim=1)
+                T.reduce_sum(quad_sums, total, dim=0)
+                for k in T.Parallel(1):
+                    mean_square[row] = total[k] / (m * width)
+            if norms:
+                T.reduce_sum(own_squares, quad_sums, dim=1)
+                T.reduce_sum(quad_sums, inverse, dim=0)
+                largest = T.alloc_fragment((quads, 4), "int32")
+                normed = T.alloc_fragment((quads, 4, step), "float32")
+                for k in T.Parallel(1):
+                    inverse[k] = 1.0 / T.sqrt(inverse[k] / width + eps)
+                for q, lane in T.Parallel(quads, 4):
+                    p = q * 4 + lane
+                    v = T.alloc_local((step,), "float32")
+                    gain = T.alloc_local((step,), "float32")
+                    top = T.alloc_var("int32")
+                    top = 0
+                    for k in T.vectorized(step):
+                        v[k] = T.cast(held[q, lane, k], "float32")
+                    if p < parts:
+                        for k in T.vectorized(step):
+                            gain[k] = weight[p * step + k]
+                        for k in T.unroll(step):
+                            v[k] = T.cast(T.cast(v[k] * inverse[0] * gain[k], source), "float32")
+                            top = T.max(top, magnitude_bits(v[k]))
+                        if keeps_values:
+                            for k in T.vectorized(step):
+                                values[row, p * step + k] = T.cast(v[k], source)
+                    if quantizes:
+                        largest[q, lane] = top
+                        for k in T.vectorized(step):
+                            normed[q, lane, k] = v[k]
+                if quantizes:
+                    amax = T.alloc_fragment((quads,), "int32")
+                    factor = T.alloc_fragment((quads,), "float32")
+                    T.reduce_max(largest, amax, dim=1)
+                    for q in T.Parallel(quads):
+                        byte = fp8_scale_byte(amax[q])
+                        factor[q] = e8m0_inverse(byte)
+                        if q * 4 < parts:
+                            scales[row, q] = T.cast(byte, "uint8")
+                    for q, lane in T.Parallel(quads, 4):
+                        if q * 4 + lane < parts:
+                            for k in T.vectorized(step):
+                                codes[row, (q * 4 + lane) * step + k] = T.cast(
+                                    normed[q, lane, k] * factor[q], "float8_e4m3fn"
+                                )
+
+    return advance_norm
+
+
+def launch(
+    streams: Tensor,
+    pre: Tensor | None,
+    norm: tuple[Tensor, float] | None,
+    pending: tuple[Tensor, Tensor, Tensor] | None,
+    *,
+    keeps_values: bool,
+    quantizes: bool,
+) -> Advanced:
+    """The streams with what is `pending`; the collapsed vector if there is `pre`, normalised if `norm`."""
+    num_rows, num_streams, width = streams.shape
+    advanced = streams if pending is None else torch.empty_like(streams)
+    values = mean_square = codes = scales = None
+    if pre is not None:
+        mean_square = streams.new_empty(num_rows, dtype=torch.float32)
+        if keeps_values or norm is None:
+            values = streams.new_empty(num_rows, width)
+    if quantizes:
+        codes = streams.new_empty(num_rows, width, dtype=torch.uint8)
+        scales = streams.new_empty(num_rows, width // GROUP, dtype=torch.uint8)
+    if num_rows > 0:
+        program = kernel(
+            width=width,
+            num_streams=num_streams,
+            source=str(streams.dtype).removeprefix("torch."),
+            expands=pending is not None,
+            collapsed="" if pre is None else "plain" if norm is None else "norm",
+            keeps_values=keeps_values,
+            quantizes=quantizes,
+        )
+        weight, eps = norm or (None, 0.0)
+        mixes = [None if t is None else t.contiguous() for t in (pre, *(pending or (None, None, None)))]
+        new = None if pending is None else advanced
+        encoded = None if codes is None else codes.view(E4M3)
+        program(streams, *mixes, weight, new, mean_square, values, encoded, scales, eps)
+    return Advanced(advanced, mean_square, values, codes, scales)
+
+
+def run(
+    streams: Tensor,
+    pre: Tensor,
+    weight: Tensor,
+    eps: float,
+    output: Tensor | None,
+    post: Tensor | None,
+    comb: Tensor | None,
+    keeps_values: bool,
+    quantizes: bool,
+) -> Advanced:
+    pending = None if output is None else (output, post, comb)
+    return launch(streams, pre, (weight, eps), pending, keeps_values=keeps_values, quantizes=quantizes)

@@ -1,0 +1,56 @@
+"""Everything between two sublayers but the mixes: one pass over the residual streams."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from tilelang_ops.common.dispatch import backend
+
+
+@dataclass(frozen=True)
+class Advanced:
+    """The streams behind a sublayer, and the next sublayer's input.
+
+    Attributes:
+        streams: [n, m, width] and
+        mean_square: [n] float32 as `advance_streams` makes them.
+        values: [n, width] the normalised collapsed vector, if kept.
+        codes: [n, width] and
+        scales: [n, width / 32] uint8, `values` as FP8, if asked for.
+    """
+
+    streams: Tensor
+    mean_square: Tensor
+    values: Tensor | None
+    codes: Tensor | None
+    scales: Tensor | None
+
+
+def advance_norm(
+    streams: Tensor,
+    pre: Tensor,
+    weight: Tensor,
+    eps: float,
+    output: Tensor | None = None,
+    post: Tensor | None = None,
+    comb: Tensor | None = None,
+    *,
+    keeps_values: bool = True,
+    quantizes: bool = False,
+) -> Advanced:
+    """A fusion: `advance_streams`, then `rms_norm` of the collapsed vector, then FP8.
+
+    Args:
+        streams, pre, output, post, comb: as in `advance_streams`.
+        weight, eps: as in `rms_norm`.
+        keeps_values, quantizes: which forms of the normalised vector to hand out, at least one.
+    """
+    assert streams.is_contiguous() and pre.shape == streams.shape[:2], f"{streams.shape=} {pre.shape=}"
+    assert weight.shape == streams.shape[2:] and weight.is_contiguous(), f"{streams.shape=} {weight.shape=}"
+    assert keeps_values or quantizes, "nothing to hand out"
+    assert not quantizes or streams.shape[2] % 32 == 0, f"{streams.shape=}"
+    return backend(__package__, streams.device).run(
+        streams, pre, weight, eps, output, post, comb, keeps_values, quantizes
+    )
