@@ -6,7 +6,10 @@ import torch
 from torch import Tensor
 
 from examples.kernel_cases.case import Case
+from tilelang_ops.common.numerics import encode_fp8
 from tilelang_ops.hyper_connection import (
+    Advanced,
+    advance_norm,
     advance_streams,
     collapse_streams,
     expand_streams,
@@ -19,7 +22,7 @@ M, WIDTH = 4, 5120
 
 def cases() -> list[Case]:
     """The cases of this family."""
-    kinds = (_advance, _expand, _collapse, _mean, _mix)
+    kinds = (_advance, _advance_norm, _expand, _collapse, _mean, _mix)
     return [kind(rows) for kind in kinds for rows in (256, 4096)]
 
 
@@ -69,6 +72,24 @@ def _advance(rows: int) -> Case:
 
     bytes = rows * WIDTH * 2 * (2 * M + 2) + rows * 100
     return _case("advance_streams", rows, bytes, advance_streams, in_torch, check)
+
+
+def _advance_norm(rows: int) -> Case:
+    weight = torch.ones(WIDTH, device="cuda")
+
+    def run(streams: Tensor, pre: Tensor, *pending: Tensor) -> Advanced:
+        return advance_norm(streams, pre, weight, 1e-6, *pending, quantizes=True)
+
+    def check(out: Advanced, args: tuple[Tensor, ...]) -> None:
+        streams, collapsed, _ = advance_streams(*args)
+        assert torch.equal(out.streams, streams)
+        expected = torch.nn.functional.rms_norm(collapsed.float(), (WIDTH,), weight, 1e-6)
+        _close(out.values, expected)
+        codes, scales = encode_fp8(out.values)
+        assert torch.equal(codes, out.codes) and torch.equal(scales, out.scales)
+
+    bytes = rows * WIDTH * (2 * (2 * M + 1) + 3) + rows * (WIDTH // 32 + 100)
+    return _case("advance_norm", rows, bytes, run, None, check)
 
 
 def _expand(rows: int) -> Case:

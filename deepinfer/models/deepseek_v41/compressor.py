@@ -69,5 +69,6 @@ class Compressor:
             rows.preceding,
             rows.following,
             self.ratio,
+            x.dtype,
         )
-        return self.norm(pooled.to(x.dtype))
+        return self.norm(pooled)
