@@ -8,12 +8,11 @@ from types import ModuleType
 
 import pytest
 import torch
-from torch import Tensor
 
 from tests.kernels.emulator import programs
 from tests.support.emulator import EmulatedProgram, EmulationError, Unsupported
 from tests.support.kernel_runs import KernelRunner
-from tilelang_ops.moe.swiglu import cuda, reference
+from tilelang_ops.engram.gate_streams import cuda, reference
 
 
 @pytest.mark.parametrize("offset", [1, -1])
@@ -114,13 +113,14 @@ def test_what_is_unknown_is_said() -> None:
 
 # Faults planted in a kernel: each must fail the kernel's own comparison or stop the program.
 MUTANTS = {
-    "upper bound of the gate": ("T.min(T.cast(gate_up[row, column]", "T.max(T.cast(gate_up[row, column]"),
-    "lower bound": ("-limit)", "limit)"),
-    "halves swapped": ("gate_up[row, width + column]", "gate_up[row, column]"),
-    "sign": ("T.exp(-gate)", "T.exp(gate)"),
-    "guard": ("if column < width", "if column <= width"),
-    "last tile": ("T.ceildiv(width, TILE)", "width // TILE"),
-    "weight": ("weight[row]", "weight[0]"),
+    "rows of a block": ("first + step * blocks", "first + step"),
+    "squares of the stream": ("sums[1] += x * x", "sums[1] += x * y"),
+    "guard of the last channels": ("thread < vectors", "thread <= vectors"),
+    "value": ("key_value[row, num_streams, ", "key_value[row, stream, "),
+    "warps": ("T.unroll(1, WARPS)", "T.unroll(2, WARPS)"),
+    "sign": ("root, -root)", "-root, root)"),
+    "floor under the root": ("T.max(T.abs(dot), MIN_DOT)", "T.abs(dot)"),
+    "barrier": ("T.sync_threads()", "pass"),
 }
 
 
@@ -129,20 +129,21 @@ def test_mutants_are_found(mutant: str, tmp_path: Path) -> None:
     before, after = MUTANTS[mutant]
     text = Path(cuda.__file__).read_text()
     assert before in text
-    gate_up, weight = 4 * torch.randn(5, 600), torch.rand(5)
     module = _module(tmp_path / "mutant.py", text.replace(before, after))
     with pytest.raises(AssertionError):  # an EmulationError is one too
-        _compare(KernelRunner("sm_90a"), module, gate_up, weight)
-
-
-def _compare(run_kernel: KernelRunner, module: ModuleType, gate_up: Tensor, weight: Tensor) -> None:
-    actual, _ = run_kernel(module, gate_up, 2.5, torch.float32, weight)
-    expected = reference.run(gate_up, 2.5, torch.float32, weight)
-    torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6)
+        _compare(module)
 
 
 def test_the_kernel_without_a_mutation_passes() -> None:
-    _compare(KernelRunner("sm_90a"), cuda, 4 * torch.randn(5, 600), torch.rand(5))
+    _compare(cuda)
+
+
+def _compare(module: ModuleType) -> None:
+    streams, key_value, weight = torch.randn(5, 4, 600), torch.randn(5, 5 * 600), torch.randn(4, 600)
+    streams[1] = 0
+    actual, _ = KernelRunner("sm_90a")(module, streams, key_value, weight, 1e-6)
+    expected = reference.run(streams, key_value, weight, 1e-6)
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
 
 
 def _module(path: Path, text: str) -> ModuleType:
