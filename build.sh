@@ -144,7 +144,8 @@ PY
     mapfile -t build_and_test < <("$python" -c '
 import tomllib
 project = tomllib.load(open("pyproject.toml", "rb"))
-print(*project["build-system"]["requires"], *project["project"]["optional-dependencies"]["test"], sep="\n")')
+extras = project["project"]["optional-dependencies"]
+print(*project["build-system"]["requires"], *extras["test"], *extras["kernels"], sep="\n")')
     torch_arguments
     say "installing $requirements and the test tools (some hundred MB, a minute or more)"
     "$python" -m pip install -qq --disable-pip-version-check \

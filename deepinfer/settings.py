@@ -259,6 +259,14 @@ class Settings:
         "What the native scheduler logs.",
         idle="the native scheduler logs nothing",
     )
+    kernel_library: str | None = env(
+        "DEEPINFER_KERNEL_LIBRARY",
+        None,
+        TEXT,
+        "Directory of prebuilt kernels, made by `python -m tilelang_ops.build --out`; a kernel that it lacks "
+        "is compiled at its first use.",
+        "none: kernels are compiled at their first use",
+    )
     hf_model_dir: str | None = env(
         "DEEPINFER_HF_MODEL_DIR",
         None,

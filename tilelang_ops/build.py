@@ -42,15 +42,16 @@ def programs(target: str, model: ModelSizes) -> Iterator[Program]:
             yield factory(**sizes)
 
 
-def build(program: Program, target: str, out: Path | None) -> None:
-    """Compile a program into TileLang's cache, and export it to `out` unless it is there."""
+def build(program: Program, target: str, out: Path | None) -> bool:
+    """Compile a program into TileLang's cache, and export it to `out`; False where it is there already."""
     if out is not None and (out / program.file_name(target)).exists():
-        return
+        return False
     compiled = compile_program(program, target)
     if out is not None:
         partial = out / f"{program.file_name(target)}.partial"
         compiled.export_library(str(partial))
         partial.rename(out / program.file_name(target))
+    return True
 
 
 def main() -> None:
@@ -61,16 +62,19 @@ def main() -> None:
         "--out", type=Path, help="directory for shared objects; without it only the cache is filled"
     )
     parser.add_argument("--config", type=Path, help="config.json of the model; default: DeepSeek-V4.1-Flash")
+    parser.add_argument("--only", default="", help="kernels whose name contains this text")
     parser.add_argument("--jobs", type=int, default=4, help="kernels compiled at once")
     args = parser.parse_args()
     model = RELEASE if args.config is None else ModelSizes.from_config(json.loads(args.config.read_text()))
     if args.out is not None:
         args.out.mkdir(parents=True, exist_ok=True)
-    todo = list(programs(args.target, model))
+    todo = [program for program in programs(args.target, model) if args.only in program.factory.name]
     with ThreadPoolExecutor(args.jobs) as pool:
         jobs = [pool.submit(build, program, args.target, args.out) for program in todo]
     failures = [f"{program}: {job.exception()}" for program, job in zip(todo, jobs) if job.exception()]
-    print(f"{len(todo) - len(failures)} of {len(todo)} kernels built for {args.target}")
+    built = sum(job.exception() is None and job.result() for job in jobs)
+    kept = len(todo) - built - len(failures)
+    print(f"{args.target}: {built} kernels built, {kept} kept, {len(failures)} failed")
     sys.exit("\n".join(failures) or 0)
 
 

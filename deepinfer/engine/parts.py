@@ -9,6 +9,7 @@ import platform
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -40,6 +41,7 @@ from deepinfer.sampling.sampler import Sampler
 from deepinfer.settings import Settings
 from deepinfer.structured_output.grammar import Vocabulary
 from deepinfer.utils.logging import get_logger
+from tilelang_ops.common.kernels import use_library
 
 logger = get_logger(__name__)
 
@@ -93,6 +95,7 @@ def build_parts(args: EngineArgs, settings: Settings) -> EngineParts:
     """
     torch.manual_seed(args.seed)
     device = _device(settings)
+    use_library(_kernel_library(settings))
     checkpoint = open_checkpoint(args.model, args.revision)
     tokenizer = load_tokenizer(checkpoint, args.tokenizer, args.tokenizer_revision or args.revision)
     arithmetic = args.resolve_arithmetic(settings)
@@ -266,6 +269,19 @@ def _device(settings: Settings) -> torch.device:
             "unset it or choose cpu"
         )
     return torch.device("cpu")
+
+
+def _kernel_library(settings: Settings) -> Path | None:
+    """The directory of prebuilt kernels, if one is named."""
+    if settings.kernel_library is None:
+        return None
+    directory = Path(settings.kernel_library)
+    if not directory.is_dir():
+        raise ValueError(
+            f"DEEPINFER_KERNEL_LIBRARY={settings.kernel_library} is no directory; make it with "
+            "python -m tilelang_ops.build --out, or unset it"
+        )
+    return directory
 
 
 def _banned_ids(tokenizer: Tokenizer, settings: Settings, spec: ModelSpec) -> list[int]:
