@@ -9,7 +9,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-
 _views: dict[tuple[int, torch.Size, torch.dtype, torch.device], Tensor] = {}
 
 
