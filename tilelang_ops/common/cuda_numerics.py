@@ -123,7 +123,8 @@ def pack_e2m1(aligned, signs):
     """
     word = 0
     for pair in range(4):
-        codes = aligned[2 * pair] + (aligned[2 * pair + 1] << 4)
+        # Not a sum: ptxas 13.0 drops the second summand of one that is shifted right.
+        codes = aligned[2 * pair] | (aligned[2 * pair + 1] << 4)
         word = word | (codes >> (22 - 8 * pair) if pair < 3 else codes << 2)
     for place in range(8):
         sign = T.reinterpret(signs[place], "uint32") >> T.uint32(28 - 4 * place)

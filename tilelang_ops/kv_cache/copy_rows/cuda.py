@@ -11,11 +11,11 @@ from torch import Tensor
 from tilelang_ops.common.kernels import cuda_kernel
 
 THREADS = 128
-MOST = 16  # pairs that a thread holds
+MOST = (8, 32)  # pairs that a thread holds; a program for each
 LANES = 4
 
 
-@cuda_kernel(builds=lambda model: [{"most": MOST}])
+@cuda_kernel(builds=lambda model: [{"most": most} for most in MOST])
 def kernel(most: int):
     """At most `most` pairs; rows of 16-byte columns."""
     n, rows, columns = T.dynamic("n"), T.dynamic("rows"), T.dynamic("columns")
@@ -67,8 +67,9 @@ def run(pool: Tensor, pairs: Tensor) -> None:
     assert num_bytes % 16 == 0, f"{pool.shape=}: rows are copied in pieces of 16 bytes"
     pairs = pairs.contiguous()
     words = pool.view(torch.int32).view(pool.shape[0], num_bytes // 16, LANES)
-    if pairs.shape[0] <= MOST:
-        kernel(most=MOST)(words, pairs)
+    most = next((most for most in MOST if pairs.shape[0] <= most), None)
+    if most is not None:
+        kernel(most=most)(words, pairs)
         return
     rows = words.new_empty(pairs.shape[0], *words.shape[1:])
     move_rows(gathers=True)(words, pairs, rows)

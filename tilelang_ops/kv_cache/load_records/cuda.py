@@ -1,4 +1,4 @@
-"""load_records on CUDA: a thread decodes 8 channels."""
+"""load_records on CUDA: a thread decodes 16 channels."""
 
 import tilelang.language as T
 import torch
@@ -9,7 +9,7 @@ from tilelang_ops.common.kernels import cuda_kernel
 from tilelang_ops.common.numerics import E4M3, FP4_GROUP, MX_GROUP
 from tilelang_ops.common.records import flat_rows, rows_per_part
 
-CHANNELS = 8  # of a thread
+CHANNELS = 16  # of a thread
 THREADS = 128
 
 
@@ -64,6 +64,7 @@ def load_fp4(width: int, result: str):
         with T.Kernel(T.ceildiv(n * chunks, THREADS), threads=THREADS) as block:
             flat = block * THREADS + T.get_thread_binding()
             row, chunk = flat // chunks, flat % chunks
+            word = T.alloc_local((2,), "int32")
             x = T.alloc_local((CHANNELS,), "float32")
             if row < n:
                 record = T.alloc_var("int32", init=T.cast(index[row], "int32"))
@@ -71,11 +72,12 @@ def load_fp4(width: int, result: str):
                     x[j] = 0.0
                 if record >= 0:
                     record = record_row(record, records, stride)
-                    word = T.alloc_var("int32", init=codes[record, chunk])
-                    stored = scales[record, width // 2 + chunk * CHANNELS // FP4_GROUP]
+                    for i in T.vectorized(2):
+                        word[i] = codes[record, chunk * 2 + i]
+                    stored = scales[record, width // 2 + chunk]
                     scale = T.alloc_var("float32", init=T.cast(stored, "float32"))
                     for j in T.unroll(CHANNELS):
-                        x[j] = e2m1_value((word >> (4 * j)) & 15) * scale
+                        x[j] = e2m1_value((word[j // 8] >> (j % 8 * 4)) & 15) * scale
                 for j in T.vectorized(CHANNELS):
                     out[row, chunk * CHANNELS + j] = T.cast(x[j], result)
 

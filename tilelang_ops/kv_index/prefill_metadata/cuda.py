@@ -1,4 +1,4 @@
-"""prefill_metadata on CUDA: one block for each row, and one for each sequence's history."""
+"""prefill_metadata on CUDA: one warp for each row, and one for each sequence's history."""
 
 import tilelang.language as T
 import torch
@@ -8,6 +8,7 @@ from tilelang_ops.common.formulas import entry_block, entry_slot, num_visible
 from tilelang_ops.common.kernels import cuda_kernel
 
 THREADS = 128
+WARPS = THREADS // 32
 BLOCK_SIZE = 128  # tokens of a paged block, as served
 
 
@@ -26,6 +27,8 @@ def kernel(window: int, block_size: int, ratios: tuple[int, ...], is_bounded: bo
     num_seqs, num_bounds, max_blocks = T.dynamic("num_seqs"), T.dynamic("num_bounds"), T.dynamic("max_blocks")
     num_rows, num_starts = T.dynamic("num_rows"), T.dynamic("num_starts")
     num_ratios, history = len(ratios), window - 1
+    lanes = 4 if window % 4 == 0 else 1  # records of a thread
+    pieces = window // lanes
 
     @T.prim_func
     def prefill_metadata(
@@ -43,21 +46,22 @@ def kernel(window: int, block_size: int, ratios: tuple[int, ...], is_bounded: bo
         group_slots: T.Tensor((num_ratios, num_rows), "int64"),
         ring: T.int32,
     ):
-        with T.Kernel(num_rows + num_seqs, threads=THREADS) as block:
-            thread = T.get_thread_binding()
-            seq = T.alloc_var("int32", init=block - num_rows)
-            if block < num_rows:
-                seq = row_seq[block]
+        with T.Kernel(T.ceildiv(num_rows + num_seqs, WARPS), threads=THREADS) as block:
+            thread = T.get_thread_binding() % 32
+            row = T.alloc_var("int32", init=block * WARPS + T.get_thread_binding() // 32)
+            seq = T.alloc_var("int32", init=T.min(row - num_rows, num_seqs - 1))
+            if row < num_rows:
+                seq = row_seq[row]
             slot = T.alloc_var("int32", init=state_slots[seq])
             start = T.alloc_var("int32", init=cu_rows[seq])
             end = T.alloc_var("int32", init=cu_rows[seq + 1])
             first = T.alloc_var("int32", init=0)  # position of the sequence's first row
             if start < end:
                 first = positions[start]
-            if block >= num_rows:
-                for i in T.serial(T.ceildiv(history, THREADS)):
-                    place = i * THREADS + thread
-                    if place < history:
+            if row >= num_rows:
+                for i in T.serial(T.ceildiv(history, 32)):
+                    place = i * 32 + thread
+                    if place < history and row < num_rows + num_seqs:
                         seen = T.alloc_var("int32", init=first - history + place)
                         source = T.alloc_var("int32", init=-1)
                         if seen >= 0:
@@ -66,17 +70,19 @@ def kernel(window: int, block_size: int, ratios: tuple[int, ...], is_bounded: bo
                         history_index[0, seq, place] = T.cast(source, "int64")
                         history_index[1, seq, place] = T.cast(seq * history + start + place, "int64")
             else:
-                row = T.alloc_var("int32", init=block)
                 position = T.alloc_var("int32", init=positions[row])
                 lowest = T.alloc_var("int32", init=0)
                 if is_bounded:
                     lowest = T.max(window_starts[seq], 0)
                 line_start = T.alloc_var("int32", init=(seq + 1) * history + start - first)
-                for i in T.serial(T.ceildiv(window, THREADS)):
-                    place = i * THREADS + thread
-                    if place < window:
-                        seen = position - history + place
-                        window_index[row, place] = T.if_then_else(seen >= lowest, line_start + seen, -1)
+                for i in T.serial(T.ceildiv(pieces, 32)):
+                    piece = T.alloc_var("int32", init=i * 32 + thread)
+                    if piece < pieces:
+                        for j in T.vectorized(lanes):
+                            seen_here = position - history + piece * lanes + j
+                            window_index[row, piece * lanes + j] = T.if_then_else(
+                                seen_here >= lowest, line_start + seen_here, -1
+                            )
                 if thread == 0:
                     following = T.alloc_var("int32", init=end - 1 - row)
                     in_ring = T.cast(T.cast(position, "uint32") % T.cast(ring, "uint32"), "int32")
