@@ -24,6 +24,7 @@ from tilelang_ops.common.cuda_numerics import (
 )
 
 BLOCK = 64  # channels of a step, and weight rows of a packed block
+EXPERT_BITS = 10  # fewer than 1024 experts on a device
 WORDS = {"mxfp4": 17, "fp8": 33}  # rows of 32 words in a packed block: codes, then one row of scales
 
 
@@ -109,7 +110,7 @@ def matrix_program(
     blocks_per_sm=1,
     paired=False,
     num_groups=1,
-    num_experts=0,
+    is_grouped=False,
     is_gated=False,
     round_output=False,
     num_splits=1,
@@ -128,26 +129,26 @@ def matrix_program(
         stages: steps in flight.
         blocks_per_sm: above 1, registers stay as they are at launch, so that several blocks fit.
         num_groups: column groups of the activations, each with its own weights.
-        num_experts: 0, or rows are sorted by expert and each expert has its own weights.
+        is_grouped: rows are sorted by expert and each expert has its own weights.
         is_gated: the output is `silu(min(g, limit)) * clamp(u, -limit, limit) * factor`.
         round_output: round the gated output to E4M3 in groups of 32.
         num_splits: segments of the channels, summed in order.
         in_turn: a block sums all segments; otherwise `out` is [num_splits, m, columns] float32.
     """
-    m = T.dynamic("m")
+    m, num_offsets = T.dynamic("m"), T.dynamic("num_offsets")
     is_packed = fmt != "bfloat16"
     row_blocks = -(-columns // BLOCK)
     steps = -(-width // BLOCK)
     tiles = -(-row_blocks * BLOCK // block_m)  # of one group or expert
     blocks = block_m // BLOCK
     words = WORDS.get(fmt, 0)
-    copies = max(num_experts, num_groups)
+    row_blocks_of_all = T.dynamic("row_blocks") if is_grouped else num_groups * row_blocks
     on_tmem = arch == "sm_100a"
     threads = 256 if on_tmem else 128 * blocks
     segment_steps = steps // num_splits
     num_passes = num_splits if in_turn else 1
     num_steps = segment_steps * num_passes
-    weight_shape = (copies * row_blocks, steps, words, 32) if is_packed else (copies * columns, width)
+    weight_shape = (row_blocks_of_all, steps, words, 32) if is_packed else (num_groups * columns, width)
     weight_type = "uint32" if is_packed else "bfloat16"
     out_columns = columns // 2 if is_gated else columns
     assert steps % num_splits == 0, f"{steps=} {num_splits=}"
@@ -303,16 +304,16 @@ def matrix_program(
                 out[first_row + n, column] = T.cast(values[g, i], result)
 
     @T.macro
-    def find_expert(offsets, slot, expert):
+    def find_expert(offsets, num_experts, slot, expert):
         """The expert of a slot: expert e has slots from offsets[e] // block_n + e on, enough for its rows."""
         expert[0] = 0
-        for bit in T.unroll(num_experts.bit_length()):
-            candidate = expert[0] + (1 << (num_experts.bit_length() - 1 - bit))
+        for bit in T.unroll(EXPERT_BITS):
+            candidate = expert[0] + (1 << (EXPERT_BITS - 1 - bit))
             if candidate < num_experts:  # noqa: SIM102  guards the load
                 if offsets[candidate] // block_n + candidate <= slot:
                     expert[0] = candidate
 
-    if num_experts == 0:
+    if not is_grouped:
         out_rows = m if in_turn else num_splits * m
 
         @T.prim_func
@@ -337,15 +338,15 @@ def matrix_program(
         def program(
             x: T.Tensor((m, width), "bfloat16"),
             weights: T.Tensor(weight_shape, weight_type),
-            offsets: T.Tensor((num_experts + 1,), "int32"),
+            offsets: T.Tensor((num_offsets,), "int32"),
             out: T.Tensor((m, columns), result),
         ):
-            with T.Kernel(tiles, m // block_n + num_experts, threads=threads) as (index, slot):
+            with T.Kernel(tiles, m // block_n + num_offsets - 1, threads=threads) as (index, slot):
                 if is_shared:
                     share_registers()
                 total = T.alloc_fragment((block_m, block_n), "float32")
                 expert = T.alloc_local((1,), "int32")
-                find_expert(offsets, slot, expert)
+                find_expert(offsets, num_offsets - 1, slot, expert)
                 start = offsets[expert[0]]
                 first_row = start + (slot - expert[0] - start // block_n) * block_n
                 count = offsets[expert[0] + 1] - first_row
@@ -358,17 +359,17 @@ def matrix_program(
         def program(
             x: T.Tensor((m, width), "bfloat16"),
             weights: T.Tensor(weight_shape, weight_type),
-            offsets: T.Tensor((num_experts + 1,), "int32"),
+            offsets: T.Tensor((num_offsets,), "int32"),
             factors: T.Tensor((m,), "float32"),
             out: T.Tensor((m, out_columns), result),
             limit: T.float32,
         ):
-            with T.Kernel(tiles, m // block_n + num_experts, threads=threads) as (index, slot):
+            with T.Kernel(tiles, m // block_n + num_offsets - 1, threads=threads) as (index, slot):
                 if is_shared:
                     share_registers()
                 total = T.alloc_fragment((block_m, block_n), "float32")
                 expert = T.alloc_local((1,), "int32")
-                find_expert(offsets, slot, expert)
+                find_expert(offsets, num_offsets - 1, slot, expert)
                 start = offsets[expert[0]]
                 first_row = start + (slot - expert[0] - start // block_n) * block_n
                 count = offsets[expert[0] + 1] - first_row

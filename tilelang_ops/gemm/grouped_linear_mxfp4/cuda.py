@@ -12,14 +12,13 @@ from tilelang_ops.common.matrix import matrix_program, tile_rows
         {
             "columns": model.hidden_size,
             "width": model.moe_intermediate_size,
-            "num_experts": model.n_routed_experts,
             "block_n": block_n,
         }
         for block_n in (64, 128)
     ],
     uses_tensor_cores=True,
 )
-def kernel(columns: int, width: int, num_experts: int, block_n: int, arch: str):
+def kernel(columns: int, width: int, block_n: int, arch: str):
     return matrix_program(
         name="grouped_linear_mxfp4",
         fmt="mxfp4",
@@ -29,16 +28,15 @@ def kernel(columns: int, width: int, num_experts: int, block_n: int, arch: str):
         block_m=128,
         block_n=block_n,
         stages=4,
-        num_experts=num_experts,
+        is_grouped=True,
         arch=arch,
     )
 
 
 def run(x: Tensor, weights: Tensor, offsets: Tensor, columns: int) -> Tensor:
     num_rows, width = x.shape
-    num_experts = weights.shape[0]
     out = x.new_empty(num_rows, columns)
-    block_n = tile_rows(num_rows // num_experts)
-    program = kernel(columns=columns, width=width, num_experts=num_experts, block_n=block_n)
+    block_n = tile_rows(num_rows // weights.shape[0])
+    program = kernel(columns=columns, width=width, block_n=block_n)
     program(x.contiguous(), weights.view(torch.uint32).flatten(0, 1), offsets, out)
     return out

@@ -12,7 +12,6 @@ from tilelang_ops.common.matrix import matrix_program, tile_rows
         {
             "inner": model.moe_intermediate_size,
             "width": model.hidden_size,
-            "num_experts": model.n_routed_experts,
             "block_n": block_n,
             "round_output": True,
         }
@@ -20,7 +19,7 @@ from tilelang_ops.common.matrix import matrix_program, tile_rows
     ],
     uses_tensor_cores=True,
 )
-def kernel(inner: int, width: int, num_experts: int, block_n: int, round_output: bool, arch: str):
+def kernel(inner: int, width: int, block_n: int, round_output: bool, arch: str):
     return matrix_program(
         name="grouped_swiglu_mxfp4",
         fmt="mxfp4",
@@ -30,7 +29,7 @@ def kernel(inner: int, width: int, num_experts: int, block_n: int, round_output:
         block_m=128,
         block_n=block_n,
         stages=4,
-        num_experts=num_experts,
+        is_grouped=True,
         is_gated=True,
         round_output=round_output,
         arch=arch,
@@ -47,13 +46,11 @@ def run(
     round_output: bool,
 ) -> Tensor:
     num_rows, width = x.shape
-    num_experts = weights.shape[0]
     out = x.new_empty(num_rows, inner)
     program = kernel(
         inner=inner,
         width=width,
-        num_experts=num_experts,
-        block_n=tile_rows(num_rows // num_experts),
+        block_n=tile_rows(num_rows // weights.shape[0]),
         round_output=round_output,
     )
     program(x.contiguous(), weights.view(torch.uint32).flatten(0, 1), offsets, factors, out, limit)
