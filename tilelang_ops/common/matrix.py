@@ -108,7 +108,8 @@ def matrix_program(
     block_n,
     stages,
     blocks_per_sm=1,
-    paired=False,
+    depth=1,
+    is_overlapped=False,
     num_groups=1,
     is_grouped=False,
     is_gated=False,
@@ -126,7 +127,9 @@ def matrix_program(
         width: channels summed over.
         result: dtype of the output.
         block_m, block_n: weight rows and activation rows of a tile; they change no bits.
-        stages: steps in flight.
+        stages: of the pipeline.
+        depth: steps of a stage, on SM90: more of them need fewer barriers.
+        is_overlapped: products run beside the next decoding, on SM90; needs an even depth and registers.
         blocks_per_sm: above 1, registers stay as they are at launch, so that several blocks fit.
         num_groups: column groups of the activations, each with its own weights.
         is_grouped: rows are sorted by expert and each expert has its own weights.
@@ -148,6 +151,9 @@ def matrix_program(
     segment_steps = steps // num_splits
     num_passes = num_splits if in_turn else 1
     num_steps = segment_steps * num_passes
+    depth = 1 if on_tmem else depth
+    num_turns = -(-num_steps // depth)  # beyond the last channel both tiles are zero
+    assert segment_steps % depth == 0 or num_splits == num_groups == 1, f"{segment_steps=} {depth=}"
     weight_shape = (row_blocks_of_all, steps, words, 32) if is_packed else (num_groups * columns, width)
     weight_type = "uint32" if is_packed else "bfloat16"
     out_columns = columns // 2 if is_gated else columns
@@ -166,9 +172,17 @@ def matrix_program(
         T.copy(x[first_row, (copy * width if num_groups > 1 else 0) + step * BLOCK], x_tile)
         if is_packed:
             first = copy * row_blocks + index * blocks
-            T.copy(weights[first : first + blocks, step : step + 1, :, :], w_tile)
+            T.copy(weights[first : first + blocks, step : step + depth, :, :], w_tile)
         else:
             T.copy(weights[copy * columns + index * block_m, step * BLOCK], w_tile)
+
+    @T.macro
+    def multiply(operand, x_tile, sum_of):
+        T.gemm(operand, x_tile, sum_of, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
+
+    @T.macro
+    def multiply_on(operand, x_tile, sum_of):
+        T.wgmma_gemm(operand, x_tile, sum_of, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
 
     @T.macro
     def decode(pairs, w_tile, at):
@@ -176,52 +190,54 @@ def matrix_program(
             pairs[i, j] = decoded_pair(fmt, w_tile, at, i, j)
 
     @T.macro
-    def sum_rows_paired(x, weights, total, copy, index, first_row, count, segment):
-        x_tile = T.alloc_shared((2, block_n, BLOCK), "bfloat16")
-        w_tile = T.alloc_shared((blocks, 2, words, 32), "uint32")
-        pairs_even = T.alloc_fragment((block_m, BLOCK // 2), "uint32")
-        pairs_odd = T.alloc_fragment((block_m, BLOCK // 2), "uint32")
-        even = T.view(pairs_even, (block_m, BLOCK), "bfloat16")
-        odd = T.view(pairs_odd, (block_m, BLOCK), "bfloat16")
-        T.clear(even)
-        T.clear(odd)
-        T.clear(total)
-        first = copy * row_blocks + index * blocks
-        x_column = copy * width if num_groups > 1 else 0
-        for step in T.Pipelined(T.if_then_else(count > 0, (num_steps + 1) // 2, 0), num_stages=stages):
-            column = x_column + step * 2 * BLOCK
-            T.copy(x[first_row : first_row + block_n, column : column + BLOCK], x_tile[0, :, :])
-            T.copy(x[first_row : first_row + block_n, column + BLOCK : column + 2 * BLOCK], x_tile[1, :, :])
-            T.copy(weights[first : first + blocks, step * 2 : step * 2 + 2, :, :], w_tile)
-            decode(pairs_even, w_tile, 0)
-            T.wgmma_gemm(even, x_tile[0, :, :], total, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
-            decode(pairs_odd, w_tile, 1)
-            T.gemm(odd, x_tile[1, :, :], total, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
-
-    @T.macro
     def sum_rows(x, weights, total, copy, index, first_row, count, segment):
-        x_tile = T.alloc_shared((block_n, BLOCK), "bfloat16")
+        x_tile = T.alloc_shared((block_n, depth * BLOCK), "bfloat16")
         if is_packed:
-            w_tile = T.alloc_shared((blocks, 1, words, 32), "uint32")
+            w_tile = T.alloc_shared((blocks, depth, words, 32), "uint32")
             pairs = T.alloc_fragment((block_m, BLOCK // 2), "uint32")
             decoded = T.view(pairs, (block_m, BLOCK), "bfloat16")
             T.clear(decoded)
+            if is_overlapped:
+                odd_pairs = T.alloc_fragment((block_m, BLOCK // 2), "uint32")
+                odd_decoded = T.view(odd_pairs, (block_m, BLOCK), "bfloat16")
+                T.clear(odd_decoded)
         else:
-            w_tile = T.alloc_shared((block_m, BLOCK), "bfloat16")
+            w_tile = T.alloc_shared((block_m, depth * BLOCK), "bfloat16")
         T.clear(total)
         if num_passes > 1:
             part = T.alloc_fragment((block_m, block_n), "float32")
             T.clear(part)
         first_step = segment * segment_steps
-        for step in T.Pipelined(T.if_then_else(count > 0, num_steps, 0), num_stages=stages):
-            load(x, weights, x_tile, w_tile, copy, index, first_row, first_step + step)
-            if is_packed:
-                decode(pairs, w_tile, 0)
-            operand = decoded if is_packed else w_tile
+        for turn in T.Pipelined(T.if_then_else(count > 0, num_turns, 0), num_stages=stages):
+            load(x, weights, x_tile, w_tile, copy, index, first_row, first_step + turn * depth)
             sum_of = part if num_passes > 1 else total
-            T.gemm(operand, x_tile, sum_of, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
+            if is_packed:
+                if not is_overlapped:
+                    for at in T.unroll(depth):
+                        decode(pairs, w_tile, at)
+                        multiply(decoded, x_tile[:, at * BLOCK : at * BLOCK + BLOCK], sum_of)
+                else:
+                    # The first decoding of a stage is alone, the others run beside the products before them.
+                    for at in T.unroll(0, depth, 2):
+                        if at > 0:
+                            T.wait_wgmma(1)
+                        decode(pairs, w_tile, at)
+                        multiply_on(decoded, x_tile[:, at * BLOCK : at * BLOCK + BLOCK], sum_of)
+                        if at > 0:
+                            T.wait_wgmma(1)
+                        decode(odd_pairs, w_tile, at + 1)
+                        if at + 2 == depth:
+                            multiply(
+                                odd_decoded, x_tile[:, at * BLOCK + BLOCK : at * BLOCK + 2 * BLOCK], sum_of
+                            )
+                        else:
+                            multiply_on(
+                                odd_decoded, x_tile[:, at * BLOCK + BLOCK : at * BLOCK + 2 * BLOCK], sum_of
+                            )
+            else:
+                multiply(w_tile, x_tile, sum_of)
             if num_passes > 1:  # noqa: SIM102  known when traced
-                if (step + 1) % segment_steps == 0:
+                if (turn + 1) % (segment_steps // depth) == 0:
                     for i, n in T.Parallel(block_m, block_n):
                         total[i, n] = total[i, n] + part[i, n]
                     T.clear(part)
@@ -259,7 +275,7 @@ def matrix_program(
             else:
                 T.clear(total)
 
-    sum_all = sum_rows_on_tmem if on_tmem else sum_rows_paired if paired else sum_rows
+    sum_all = sum_rows_on_tmem if on_tmem else sum_rows
 
     @T.macro
     def store(total, out, copy, index, first_row, count):
@@ -304,14 +320,19 @@ def matrix_program(
                 out[first_row + n, column] = T.cast(values[g, i], result)
 
     @T.macro
-    def find_expert(offsets, num_experts, slot, expert):
-        """The expert of a slot: expert e has slots from offsets[e] // block_n + e on, enough for its rows."""
+    def find_expert(offsets, num_experts, slot, found):
+        """The expert of a slot: expert e has slots from offsets[e] // block_n + e on, enough for its rows.
+
+        It is left in shared memory: of a thread's own memory producers and consumers would each have a copy.
+        """
+        expert = T.alloc_local((1,), "int32")
         expert[0] = 0
         for bit in T.unroll(EXPERT_BITS):
             candidate = expert[0] + (1 << (EXPERT_BITS - 1 - bit))
             if candidate < num_experts:  # noqa: SIM102  guards the load
                 if offsets[candidate] // block_n + candidate <= slot:
                     expert[0] = candidate
+        found[0] = expert[0]
 
     if not is_grouped:
         out_rows = m if in_turn else num_splits * m
@@ -345,12 +366,13 @@ def matrix_program(
                 if is_shared:
                     share_registers()
                 total = T.alloc_fragment((block_m, block_n), "float32")
-                expert = T.alloc_local((1,), "int32")
-                find_expert(offsets, num_offsets - 1, slot, expert)
-                start = offsets[expert[0]]
-                first_row = start + (slot - expert[0] - start // block_n) * block_n
-                count = offsets[expert[0] + 1] - first_row
-                sum_all(x, weights, total, expert[0], index, first_row, count, 0)
+                found = T.alloc_shared((1,), "int32")
+                find_expert(offsets, num_offsets - 1, slot, found)
+                expert = found[0]
+                start = offsets[expert]
+                first_row = start + (slot - expert - start // block_n) * block_n
+                count = offsets[expert + 1] - first_row
+                sum_all(x, weights, total, expert, index, first_row, count, 0)
                 store(total, out, 0, index, first_row, count)
 
     else:
@@ -368,12 +390,13 @@ def matrix_program(
                 if is_shared:
                     share_registers()
                 total = T.alloc_fragment((block_m, block_n), "float32")
-                expert = T.alloc_local((1,), "int32")
-                find_expert(offsets, num_offsets - 1, slot, expert)
-                start = offsets[expert[0]]
-                first_row = start + (slot - expert[0] - start // block_n) * block_n
-                count = offsets[expert[0] + 1] - first_row
-                sum_all(x, weights, total, expert[0], index, first_row, count, 0)
+                found = T.alloc_shared((1,), "int32")
+                find_expert(offsets, num_offsets - 1, slot, found)
+                expert = found[0]
+                start = offsets[expert]
+                first_row = start + (slot - expert - start // block_n) * block_n
+                count = offsets[expert + 1] - first_row
+                sum_all(x, weights, total, expert, index, first_row, count, 0)
                 store_gated(total, out, index, first_row, count, factors, limit)
 
     return program.with_attr("global_symbol", name)
