@@ -43,7 +43,7 @@ def advance_norm(
     """A fusion: `advance_streams`, then `rms_norm` of the collapsed vector, then FP8.
 
     Args:
-        streams, pre, output, post, comb: as in `advance_streams`.
+        streams: [n, m, width]; it, pre, output, post and comb are as in `advance_streams`.
         weight, eps: as in `rms_norm`.
         keeps_values, quantizes: which forms of the normalised vector to hand out, at least one.
     """
