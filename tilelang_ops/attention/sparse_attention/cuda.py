@@ -199,18 +199,17 @@ def _weigh(logits, rows, weights, shrinks, changed, slot, first, count, scale):
     """Weights of a block's keys, of which the first `count` are real; keeps the rows' peaks and totals."""
     peak, last_peak, shrink, total, block_total = rows
     T.copy(peak, last_peak)
-    for i, j in T.Parallel(HEADS, KEYS):
-        logits[i, j] = T.if_then_else(
-            first + j < count, logits[i, j] * (scale * (SHRUNK * LOG2_E)), -T.infinity("float32")
-        )
+    if first + KEYS > count:
+        for i, j in T.Parallel(HEADS, KEYS):
+            logits[i, j] = T.if_then_else(first + j < count, logits[i, j], -T.infinity("float32"))
     T.reduce_max(logits, peak, dim=1, clear=False)
     for i in T.Parallel(HEADS):
-        peak[i] = T.if_then_else(peak[i] > last_peak[i] + SLACK, peak[i], last_peak[i])
-        shrink[i] = T.exp2(last_peak[i] - peak[i])
+        peak[i] = T.if_then_else((peak[i] - last_peak[i]) * scale > SLACK, peak[i], last_peak[i])
+        shrink[i] = T.exp2((last_peak[i] - peak[i]) * scale)
         if peak[i] > last_peak[i]:
             changed[slot] = 1
     for i, j in T.Parallel(HEADS, KEYS):
-        logits[i, j] = T.exp2(logits[i, j] - peak[i])
+        logits[i, j] = T.exp2(logits[i, j] * scale - peak[i] * scale)
     T.reduce_sum(logits, block_total, dim=1)
     for i in T.Parallel(HEADS):
         total[i] = total[i] * shrink[i] + block_total[i]
@@ -220,7 +219,11 @@ def _weigh(logits, rows, weights, shrinks, changed, slot, first, count, scale):
 
 @cuda_kernel(
     builds=lambda model: [{"has_main": has_main} for has_main in (False, True)],
-    pass_configs={"tl.disable_thread_storage_sync": True},
+    pass_configs={
+        "tl.disable_thread_storage_sync": True,
+        "tl.disable_safe_memory_legalize": True,
+        "tl.enable_fast_math": True,
+    },
     uses_tensor_cores=True,
 )
 def kernel(has_main: bool, arch: str):
@@ -261,8 +264,9 @@ def kernel(has_main: bool, arch: str):
             num_main = T.alloc_local((1,), "int32")
             lines = T.alloc_local((LINES, 8), "bfloat16")
             swapped = T.alloc_local((8,), "bfloat16")
-            raw = T.alloc_local((UNIT, 4), "uint32"), T.alloc_local((UNIT,), "uint32")
-            more_raw = T.alloc_local((UNIT, 4), "uint32"), T.alloc_local((UNIT,), "uint32")
+            raw0 = T.alloc_local((UNIT, 4), "uint32"), T.alloc_local((UNIT,), "uint32")
+            raw1 = T.alloc_local((UNIT, 4), "uint32"), T.alloc_local((UNIT,), "uint32")
+            raw2 = T.alloc_local((UNIT, 4), "uint32"), T.alloc_local((UNIT,), "uint32")
             scratch = T.alloc_local((4,), "uint32"), T.alloc_local((2,), "uint32")
             logits = T.alloc_fragment((HEADS, KEYS), "float32")
             values = T.alloc_fragment((HEADS, WIDTH), "float32")
@@ -285,6 +289,7 @@ def kernel(has_main: bool, arch: str):
             _load_queries(lines, q, row, group * HEADS, heads, tx)
             _list_records(window_numbers, window_records, window_stride, listed, 0, totals, num_window, tx)
             num_main[0] = 0
+            factor = scale * (SHRUNK * LOG2_E)
             if has_main:
                 _list_records(main_numbers, main_records, main_stride, listed, 1, totals, num_main, tx)
             T.sync_threads()
@@ -293,8 +298,8 @@ def kernel(has_main: bool, arch: str):
             source = window_words, window_bytes, main_words, main_bytes, listed, window_blocks, has_main
             target = keys, window_blocks, has_main
             if num_blocks > 0:
-                _fetch(raw, source, 0, warp * UNIT, lane)
-                _fetch(more_raw, source, 0, (WARPS + warp) * UNIT, lane)
+                _fetch(raw0, source, 0, warp * UNIT, lane)
+                _fetch(raw1, source, 0, (WARPS + warp) * UNIT, lane)
             _place_queries(lines, swapped, queries, tx)
             T.fill(values, 0.0)
             if tx < GROUP:
@@ -303,10 +308,13 @@ def kernel(has_main: bool, arch: str):
             if tx == 0:
                 changed[0] = 0
             if num_blocks > 0:
-                _unpack(raw, scratch, target, 0, warp * UNIT, lane)
+                _unpack(raw0, scratch, target, 0, warp * UNIT, lane)
+                if num_blocks > 1:
+                    _fetch(raw0, source, 1, warp * UNIT, lane)
+                _unpack(raw1, scratch, target, 0, (WARPS + warp) * UNIT, lane)
                 if num_blocks > 1 and tx >= GROUP:
-                    _fetch(raw, source, 1, warp * UNIT, lane)
-                _unpack(more_raw, scratch, target, 0, (WARPS + warp) * UNIT, lane)
+                    _fetch(raw1, source, 1, warp * UNIT + PER_ROUND, lane)
+                    _fetch(raw2, source, 1, warp * UNIT + 2 * PER_ROUND, lane)
             for block in T.serial(num_blocks):
                 T.fence_proxy_async()
                 T.sync_threads()
@@ -329,22 +337,23 @@ def kernel(has_main: bool, arch: str):
                             clear_accum=True,
                             annotations=ASYNC,
                         )
-                    if block + 1 < num_blocks:
-                        _fetch(raw, source, block + 1, warp * UNIT, lane)
                     if in_tensor_memory:
                         T.copy(products, logits)
                     else:
                         T.wait_wgmma(0)
                     first = T.if_then_else(block < window_blocks, block, block - window_blocks) * KEYS
                     count = T.if_then_else(block < window_blocks, num_window[0], num_main[0])
-                    _weigh(logits, rows, weights, shrinks, changed, block % 2, first, count, scale)
+                    _weigh(logits, rows, weights, shrinks, changed, block % 2, first, count, factor)
                 else:
                     if tx == GROUP:
                         changed[(block + 1) % 2] = 0
                     if block + 1 < num_blocks:
-                        for u in T.unroll(2):
-                            _unpack(raw, scratch, target, block + 1, warp * UNIT + u * PER_ROUND, lane)
-                            _fetch(raw, source, block + 1, warp * UNIT + (u + 1) * PER_ROUND, lane)
+                        _unpack(raw0, scratch, target, block + 1, warp * UNIT, lane)
+                        if block + 2 < num_blocks:
+                            _fetch(raw0, source, block + 2, warp * UNIT, lane)
+                        _unpack(raw1, scratch, target, block + 1, warp * UNIT + PER_ROUND, lane)
+                        if block + 2 < num_blocks:
+                            _fetch(raw1, source, block + 2, warp * UNIT + PER_ROUND, lane)
                 T.fence_proxy_async()
                 T.sync_threads()
                 if block > 0 and changed[block % 2] != 0:
@@ -361,10 +370,14 @@ def kernel(has_main: bool, arch: str):
                 else:
                     T.gemm(weights, keys[block % 2, :, :], values, annotations=ASYNC)
                 if block + 1 < num_blocks:
-                    key = warp * UNIT + T.if_then_else(tx < GROUP, 0, 2 * PER_ROUND)
-                    _unpack(raw, scratch, target, block + 1, key, lane)
-                if block + 2 < num_blocks and tx >= GROUP:
-                    _fetch(raw, source, block + 2, warp * UNIT, lane)
+                    if tx < GROUP:
+                        _unpack(raw0, scratch, target, block + 1, warp * UNIT, lane)
+                        if block + 2 < num_blocks:
+                            _fetch(raw0, source, block + 2, warp * UNIT, lane)
+                    else:
+                        _unpack(raw2, scratch, target, block + 1, warp * UNIT + 2 * PER_ROUND, lane)
+                        if block + 2 < num_blocks:
+                            _fetch(raw2, source, block + 2, warp * UNIT + 2 * PER_ROUND, lane)
                 if not in_tensor_memory:
                     T.wait_wgmma(0)
             if in_tensor_memory and num_blocks > 0:
@@ -372,7 +385,7 @@ def kernel(has_main: bool, arch: str):
             if tx < GROUP:
                 for i in T.Parallel(HEADS):
                     if group * HEADS + i < heads:
-                        total[i] += T.exp2(sink[group * HEADS + i] * LOG2_E - peak[i])
+                        total[i] += T.exp2(sink[group * HEADS + i] * LOG2_E - peak[i] * factor)
                     total[i] = T.if_then_else(total[i] > 0, SHRUNK / total[i], 0.0)
                 T.copy(total, shrinks)
             T.sync_threads()
