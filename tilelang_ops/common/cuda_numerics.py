@@ -132,6 +132,27 @@ def pack_e2m1(aligned, signs):
     return word
 
 
+def e2m1_word(scaled, signs):
+    """A word (uint32) of eight codes, the first in the low bits: the codes of `e2m1_code`.
+
+    What a rounded number of steps has above its low bits is the same for all, so it is taken off at the end.
+
+    Args:
+        scaled: eight float32 that give the magnitudes.
+        signs: eight float32 that give the signs.
+    """
+    base = 1.5 * 2.0**23
+    steps, negative = T.uint32(0), T.uint32(0)
+    for place in reversed(range(8)):
+        m = T.abs(scaled[place])
+        count = T.min(m * T.float32(2.0) + T.float32(base), m + T.float32(base + 2.0))
+        count = T.min(count, T.min(m * T.float32(0.5) + T.float32(base + 4.0), T.float32(base + 7.0)))
+        steps = steps * T.uint32(16) + T.reinterpret(count, "uint32")
+        sign = (T.reinterpret(signs[place], "uint32") >> T.uint32(28)) & T.uint32(8)
+        negative = negative * T.uint32(16) + sign
+    return (steps - T.uint32(sum(0x4B400000 << 4 * place for place in range(8)) & 0xFFFFFFFF)) | negative
+
+
 def e2m1_code(x, scaled=None):
     """Code of a float32 with its sign in bit 3, int32.
 

@@ -15,13 +15,14 @@ from tilelang_ops.moe.group_rows.op import capacity
 FIELDS = ("slots", "places", "offsets", "tile_experts")
 
 
-@pytest.mark.parametrize(("num_experts", "tile", "few"), [(12, 4, 4096), (300, 8, 0)])
+@pytest.mark.parametrize(("num_experts", "tile", "one_block"), [(12, 4, 8), (300, 1, 1)])
 def test_group_rows(
-    run_kernel: KernelRunner, monkeypatch: pytest.MonkeyPatch, num_experts: int, tile: int, few: int
+    run_kernel: KernelRunner, monkeypatch: pytest.MonkeyPatch, num_experts: int, tile: int, one_block: int
 ) -> None:
-    monkeypatch.setattr(cuda, "FEW_SLOTS", few)  # both sizes of blocks
-    cases = [torch.randint(-1, num_experts + 1, (rows, 3)) for rows in (1, 2, 90)]
-    cases += [torch.full((40, 3), 7), torch.full((5, 3), -1)]
+    monkeypatch.setattr(cuda, "ONE_BLOCK_ROUNDS", one_block)
+    monkeypatch.setattr(cuda, "ROUNDS", 1)
+    cases = [torch.randint(-1, num_experts + 1, (rows, 3)) for rows in (1, 2, 90, 600)]
+    cases += [torch.full((200, 3), 7), torch.full((5, 3), -1)]
     for ids in cases:
         ids = ids.int()
         actual, _ = run_kernel(cuda, ids, num_experts, tile)

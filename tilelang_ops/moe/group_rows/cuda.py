@@ -1,7 +1,8 @@
-"""group_rows on CUDA: a counting sort in one block, stable because every warp has a stretch of the slots.
+"""group_rows on CUDA: a counting sort, stable because every warp has a stretch of the slots.
 
-Every warp counts its stretch, prefix sums over warps and experts give each warp the first free place of every
-expert, and each warp then walks its stretch again, 32 slots at a time in order.
+Every warp counts its stretch; prefix sums over blocks, warps and experts give each warp the first free place
+of every expert; each warp then walks its stretch again, 32 slots at a time in order. Few slots are sorted by
+one block. For many, a launch before that counts what each block will meet.
 """
 
 import tilelang.language as T
@@ -9,108 +10,175 @@ import torch
 from torch import Tensor
 
 from tilelang_ops.common.kernels import cuda_kernel
+from tilelang_ops.common.sizes import ModelSizes
 from tilelang_ops.moe.group_rows.op import GroupedRows, capacity
 
-TILE_ROWS = (1,)  # tiles that the grouped products ask for
-FEW_SLOTS = 4096
-FEW_WARPS, MANY_WARPS = 8, 32
+TILES = (1,)  # that the grouped products ask for
+WARPS = 8
+THREADS = WARPS * 32
+ONE_BLOCK_ROUNDS, ROUNDS = 8, 4  # times 32 slots are the stretch of a warp
+
+
+def _experts(model: ModelSizes) -> tuple[int, int]:
+    return model.n_routed_experts, model.dspark_n_routed_experts
+
+
+@cuda_kernel(builds=lambda model: [{"num_experts": experts, "rounds": ROUNDS} for experts in _experts(model)])
+def count_slots(num_experts: int, rounds: int):
+    """Slots of each expert in each block's share; `slots` and `tile_experts` become -1."""
+    n, num_blocks = T.dynamic("n"), T.dynamic("num_blocks")
+    num_places, num_tiles = T.dynamic("num_places"), T.dynamic("num_tiles")
+
+    @T.prim_func
+    def count_slots(
+        ids: T.Tensor((n,), "int32"),
+        counts: T.Tensor((num_blocks, num_experts), "int32"),
+        slots: T.Tensor((num_places,), "int32"),
+        tile_experts: T.Tensor((num_tiles,), "int32"),
+    ):
+        with T.Kernel(num_blocks, threads=THREADS) as block:
+            found = T.alloc_shared((num_experts,), "int32")
+            thread = T.get_thread_binding()
+            first = block * THREADS + thread
+            for i in T.serial(T.ceildiv(num_places, num_blocks * THREADS)):
+                if i * num_blocks * THREADS + first < num_places:
+                    slots[i * num_blocks * THREADS + first] = -1
+            for i in T.serial(T.ceildiv(num_tiles, num_blocks * THREADS)):
+                if i * num_blocks * THREADS + first < num_tiles:
+                    tile_experts[i * num_blocks * THREADS + first] = -1
+            for i in T.serial(T.ceildiv(num_experts, THREADS)):
+                if i * THREADS + thread < num_experts:
+                    found[i * THREADS + thread] = 0
+            T.sync_threads()
+            for i in T.unroll(rounds):
+                slot = (block * rounds + i) * THREADS + thread
+                expert = T.alloc_var("int32")
+                expert = -1
+                if slot < n:
+                    expert = ids[slot]
+                if expert >= 0 and expert < num_experts:
+                    T.atomic_add(found[expert], 1)
+            T.sync_threads()
+            for i in T.serial(T.ceildiv(num_experts, THREADS)):
+                if i * THREADS + thread < num_experts:
+                    counts[block, i * THREADS + thread] = found[i * THREADS + thread]
+
+    return count_slots
 
 
 @cuda_kernel(
     builds=lambda model: [
-        {"num_experts": experts, "tile": tile, "num_warps": warps}
-        for experts in (model.n_routed_experts, model.dspark_n_routed_experts)
-        for tile in TILE_ROWS
-        for warps in (FEW_WARPS, MANY_WARPS)
+        {"num_experts": experts, "tile": tile, "rounds": rounds, "is_split": rounds == ROUNDS}
+        for experts in _experts(model)
+        for tile in TILES
+        for rounds in (ONE_BLOCK_ROUNDS, ROUNDS)
     ]
 )
-def kernel(num_experts: int, tile: int, num_warps: int):
+def kernel(num_experts: int, tile: int, rounds: int, is_split: bool):
+    """`is_split`: there are several blocks, and `count_slots` went before."""
     n, num_places, num_tiles = T.dynamic("n"), T.dynamic("num_places"), T.dynamic("num_tiles")
-    threads = num_warps * 32
+    num_blocks = T.dynamic("num_blocks") if is_split else 1
     id_bits = num_experts.bit_length()  # left-out slots count as expert `num_experts`
-    counters = num_experts + 1
+    stretch = rounds * 32
 
     @T.prim_func
     def group_rows(
         ids: T.Tensor((n,), "int32"),
+        counts: T.Tensor((num_blocks, num_experts), "int32"),
         slots: T.Tensor((num_places,), "int32"),
         places: T.Tensor((n,), "int32"),
         offsets: T.Tensor((num_experts + 1,), "int32"),
         tile_experts: T.Tensor((num_tiles,), "int32"),
     ):
-        with T.Kernel(1, threads=threads) as _:
-            free = T.alloc_shared((num_warps, counters), "int32")
+        with T.Kernel(num_blocks, threads=THREADS) as block:
+            free = T.alloc_shared((WARPS, num_experts), "int32")
             ends = T.alloc_shared((num_experts,), "int32")
             starts = T.alloc_shared((num_experts,), "int32")
+            experts = T.alloc_local((rounds,), "int32")
             thread = T.get_thread_binding()
             warp = thread // 32
             lane = thread % 32
-            stretch = T.ceildiv(T.ceildiv(n, 32), num_warps)  # of a warp, in units of 32 slots
-            for i in T.serial(T.ceildiv(num_places, threads)):
-                if i * threads + thread < num_places:
-                    slots[i * threads + thread] = -1
-            for i in T.serial(T.ceildiv(num_tiles, threads)):
-                if i * threads + thread < num_tiles:
-                    tile_experts[i * threads + thread] = -1
-            for i in T.serial(T.ceildiv(counters, 32)):
-                if i * 32 + lane < counters:
+            first_slot = (block * WARPS + warp) * stretch + lane
+            for i in T.unroll(rounds):
+                experts[i] = num_experts
+                if first_slot + i * 32 < n:
+                    number = T.alloc_var("int32")
+                    number = ids[first_slot + i * 32]
+                    if number >= 0 and number < num_experts:
+                        experts[i] = number
+            if not is_split:
+                for i in T.serial(T.ceildiv(num_places, THREADS)):
+                    if i * THREADS + thread < num_places:
+                        slots[i * THREADS + thread] = -1
+                for i in T.serial(T.ceildiv(num_tiles, THREADS)):
+                    if i * THREADS + thread < num_tiles:
+                        tile_experts[i * THREADS + thread] = -1
+            for i in T.serial(T.ceildiv(num_experts, 32)):
+                if i * 32 + lane < num_experts:
                     free[warp, i * 32 + lane] = 0
-            T.sync_warp()
-            for i in T.serial(stretch):
-                slot = (warp * stretch + i) * 32 + lane
-                if slot < n and ids[slot] >= 0 and ids[slot] < num_experts:
-                    T.atomic_add(free[warp, ids[slot]], 1)
             T.sync_threads()
-            for i in T.serial(T.ceildiv(num_experts, threads)):
-                expert = i * threads + thread
+            for i in T.unroll(rounds):
+                if experts[i] < num_experts:
+                    T.atomic_add(free[warp, experts[i]], 1)
+            T.sync_threads()
+            for i in T.serial(T.ceildiv(num_experts, THREADS)):
+                expert = i * THREADS + thread
                 if expert < num_experts:
+                    before = T.alloc_var("int32")
                     total = T.alloc_var("int32")
+                    count = T.alloc_var("int32")
+                    before = 0
                     total = 0
-                    for w in T.serial(num_warps):
-                        count = T.alloc_var("int32")
+                    if is_split:
+                        for b in T.serial(num_blocks):
+                            count = counts[b, expert]
+                            total = total + count
+                            if b < block:
+                                before = before + count
+                    for w in T.unroll(WARPS):
                         count = free[w, expert]
-                        free[w, expert] = total
-                        total = total + count
+                        free[w, expert] = before
+                        before = before + count
+                    if not is_split:
+                        total = before
                     starts[expert] = T.ceildiv(total, tile) * tile
             T.sync_threads()
             T.cumsum(starts, ends, dim=0)
             T.sync_threads()
-            for i in T.serial(T.ceildiv(num_experts, threads)):
-                expert = i * threads + thread
+            for i in T.serial(T.ceildiv(num_experts, THREADS)):
+                expert = i * THREADS + thread
                 if expert < num_experts:
                     first = T.alloc_var("int32")
                     end = T.alloc_var("int32")
                     end = ends[expert]
                     first = end - starts[expert]
                     starts[expert] = first
-                    offsets[expert] = first
-                    if expert == num_experts - 1:
-                        offsets[num_experts] = end
-                    for t in T.serial((end - first) // tile):
-                        tile_experts[first // tile + t] = expert
+                    if block == 0:
+                        offsets[expert] = first
+                        if expert == num_experts - 1:
+                            offsets[num_experts] = end
             T.sync_threads()
-            for i in T.serial(stretch):
-                slot = (warp * stretch + i) * 32 + lane
-                expert = T.alloc_var("int32")
+            for i in T.unroll(rounds):
                 same = T.alloc_var("uint32")
-                expert = num_experts
-                if slot < n and ids[slot] >= 0 and ids[slot] < num_experts:
-                    expert = ids[slot]
                 same = T.uint32(0xFFFFFFFF)
                 for b in T.unroll(id_bits):
-                    votes = T.cast(T.ballot_sync((expert >> b) & 1), "uint32")
-                    same = same & T.if_then_else((expert >> b) & 1 == 1, votes, ~votes)
-                before = T.cast(T.popcount(same & ((T.uint32(1) << T.cast(lane, "uint32")) - 1)), "int32")
+                    votes = T.cast(T.ballot_sync((experts[i] >> b) & 1), "uint32")
+                    same = same & T.if_then_else((experts[i] >> b) & 1 == 1, votes, ~votes)
+                lower = same & ((T.uint32(1) << T.cast(lane, "uint32")) - 1)
+                rank = T.cast(T.popcount(lower), "int32")
                 place = T.alloc_var("int32")
                 place = -1
-                if expert < num_experts:
-                    place = starts[expert] + free[warp, expert] + before
-                    slots[place] = slot
-                if slot < n:
-                    places[slot] = place
+                if experts[i] < num_experts:
+                    place = starts[experts[i]] + free[warp, experts[i]] + rank
+                    slots[place] = first_slot + i * 32
+                    if place % tile == 0:
+                        tile_experts[place // tile] = experts[i]
+                if first_slot + i * 32 < n:
+                    places[first_slot + i * 32] = place
                 T.sync_warp()
-                if expert < num_experts and before == 0:
-                    free[warp, expert] = free[warp, expert] + T.cast(T.popcount(same), "int32")
+                if experts[i] < num_experts and rank == 0:
+                    taken = T.cast(T.popcount(same), "int32")
+                    free[warp, experts[i]] = free[warp, experts[i]] + taken
                 T.sync_warp()
 
     return group_rows
@@ -125,7 +193,12 @@ def run(ids: Tensor, num_experts: int, tile: int) -> GroupedRows:
         return GroupedRows(slots, places, ids.new_zeros(num_experts + 1), slots.clone())
     offsets = ids.new_empty(num_experts + 1)
     tile_experts = ids.new_empty(size // tile)
-    num_warps = FEW_WARPS if num_slots <= FEW_SLOTS else MANY_WARPS
-    program = kernel(num_experts=num_experts, tile=tile, num_warps=num_warps)
-    program(ids.view(-1), slots, places.view(-1), offsets, tile_experts)
+    flat, counts = ids.view(-1), None
+    is_split = num_slots > ONE_BLOCK_ROUNDS * THREADS
+    if is_split:
+        counts = ids.new_empty(-(-num_slots // (ROUNDS * THREADS)), num_experts)
+        count_slots(num_experts=num_experts, rounds=ROUNDS)(flat, counts, slots, tile_experts)
+    rounds = ROUNDS if is_split else ONE_BLOCK_ROUNDS
+    program = kernel(num_experts=num_experts, tile=tile, rounds=rounds, is_split=is_split)
+    program(flat, counts, slots, places.view(-1), offsets, tile_experts)
     return GroupedRows(slots, places, offsets, tile_experts)

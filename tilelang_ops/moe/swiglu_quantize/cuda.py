@@ -1,10 +1,13 @@
-"""swiglu and swiglu_quantize on CUDA: 8 channels a thread, 1,024 or fewer a block."""
+"""swiglu and swiglu_quantize on CUDA: 8 channels a thread, 1,024 or fewer a block.
+
+Exponential and reciprocal are the hardware's: before it rounds the activation is within 1e-5 of the exact.
+"""
 
 import tilelang.language as T
 import torch
 from torch import Tensor
 
-from tilelang_ops.common.cuda_numerics import e8m0_inverse, fp8_scale_byte, magnitude_bits
+from tilelang_ops.common.cuda_numerics import amax_bits, e8m0_inverse, fp8_scale_byte
 from tilelang_ops.common.kernels import cuda_kernel
 from tilelang_ops.common.numerics import E4M3
 
@@ -37,7 +40,11 @@ def kernel(width: int, source: str, result: str, is_weighted: bool, has_slots: b
     step = 8 if width % 8 == 0 else 1
     parts = GROUP // step if quantizes else 1
     groups = width // (parts * step)
-    tile = THREADS // parts  # groups of a block
+    # Groups of a block: an even share of a row's, in whole warps, where that can be.
+    warp_groups = 32 // parts
+    shares = [t for t in range(warp_groups, THREADS // parts + 1, warp_groups) if groups % t == 0]
+    tile = max(shares, default=THREADS // parts)
+    threads = tile * parts
 
     @T.prim_func
     def swiglu_quantize(
@@ -48,7 +55,7 @@ def kernel(width: int, source: str, result: str, is_weighted: bool, has_slots: b
         scales: T.Tensor((n, width // GROUP), "uint8"),
         limit: T.float32,
     ):
-        with T.Kernel(n, T.ceildiv(groups, tile), threads=THREADS) as (row, block):
+        with T.Kernel(n, T.ceildiv(groups, tile), threads=threads) as (row, block):
             values = T.alloc_fragment((tile, parts, step), "float32")
             largest = T.alloc_fragment((tile, parts), "int32")
             amax = T.alloc_fragment((tile,), "int32")
@@ -70,8 +77,10 @@ def kernel(width: int, source: str, result: str, is_weighted: bool, has_slots: b
                     start = ((block * tile + g) * parts + p) * step
                     gate = T.alloc_local((step,), "float32")
                     up = T.alloc_local((step,), "float32")
-                    top = T.alloc_var("int32")
-                    top = 0
+                    top = T.alloc_var("float32")
+                    total = T.alloc_var("float32")
+                    top = 0.0
+                    total = 0.0
                     for k in T.unroll(step):
                         gate[k] = 0.0
                     if start < width:
@@ -82,17 +91,18 @@ def kernel(width: int, source: str, result: str, is_weighted: bool, has_slots: b
                         for k in T.unroll(step):
                             gate[k] = T.min(gate[k], limit)
                             up[k] = T.max(T.min(up[k], limit), -limit)
-                            gate[k] = gate[k] / (1.0 + T.exp(-gate[k])) * up[k] * scale
+                            gate[k] = gate[k] * T.fast_rcp(1.0 + T.__exp(-gate[k])) * up[k] * scale
                             if quantizes:
                                 gate[k] = T.cast(T.cast(gate[k], source), "float32")
-                                top = T.max(top, magnitude_bits(gate[k]))
+                                top = T.max(top, T.abs(gate[k]))
+                                total = total + T.abs(gate[k])
                         if not quantizes:
                             for k in T.vectorized(step):
                                 out[row, start + k] = T.cast(gate[k], result)
                     if quantizes:
                         for k in T.vectorized(step):
                             values[g, p, k] = gate[k]
-                        largest[g, p] = top
+                        largest[g, p] = amax_bits(top, total)
                 if quantizes:
                     T.reduce_max(largest, amax, dim=1)
                     for g in T.Parallel(tile):

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from tilelang_ops.common.cuda_numerics import (
-    e2m1_code,
+    amax_bits,
+    e2m1_word,
     e8m0_inverse,
     fp4_quotient,
     fp4_scale,
     fp8_scale_byte,
-    magnitude_bits,
     mxfp4_scale_byte,
 )
 from tilelang_ops.common.kernels import cuda_kernel
@@ -110,10 +110,11 @@ def kernel(
                     v = T.alloc_local((8,), "float32")
                     for k in T.vectorized(8):
                         v[k] = T.cast(x[block * rows + r, g * group + p * 8 + k], "float32")
-                    total = T.alloc_var("float32", 0.0)
+                    squares = T.alloc_var("float32")
+                    squares = 0.0
                     for k in T.unroll(8):
-                        total = total + v[k] * v[k]
-                    sums[r, g, p] = total
+                        squares = squares + v[k] * v[k]
+                    sums[r, g, p] = squares
                     for k in T.vectorized(8):
                         loaded[r, g, p, k] = v[k]
                 T.reduce_sum(sums, group_sums, dim=2)
@@ -151,10 +152,14 @@ def kernel(
                             b = v[2 * k + 1]
                             v[2 * k] = T.cast(T.cast(a * c[k] - b * s[k], source), "float32")
                             v[2 * k + 1] = T.cast(T.cast(a * s[k] + b * c[k], source), "float32")
-                top = T.alloc_var("int32", 0)
+                top = T.alloc_var("float32")
+                total = T.alloc_var("float32")
+                top = 0.0
+                total = 0.0
                 for k in T.unroll(8):
-                    top = T.max(top, magnitude_bits(v[k]))
-                largest[r, g, p] = top
+                    top = T.max(top, T.abs(v[k]))
+                    total = total + T.abs(v[k])
+                largest[r, g, p] = amax_bits(top, total)
                 for k in T.vectorized(8):
                     vectors[r, g, p, k] = v[k]
             if format != "float32":
@@ -182,18 +187,16 @@ def kernel(
                 v = T.alloc_local((8,), "float32")
                 for k in T.vectorized(8):
                     v[k] = vectors[r, g, p, k]
-                word = T.alloc_var("int32")
-                word = 0
                 if format == "fp4":
+                    scaled = T.alloc_local((8,), "float32")
                     for k in T.unroll(8):
-                        scaled = fp4_quotient(v[k], factor[r, g], reciprocal[r, g])
-                        word = word | (e2m1_code(v[k], scaled) << (4 * k))
+                        scaled[k] = fp4_quotient(v[k], factor[r, g], reciprocal[r, g])
+                    word = T.reinterpret(e2m1_word(scaled, v), "int32")
                 elif format != "float32":
                     for k in T.vectorized(8):
                         v[k] = v[k] * factor[r, g]
                     if format == "mxfp4":
-                        for k in T.unroll(8):
-                            word = word | (e2m1_code(v[k]) << (4 * k))
+                        word = T.reinterpret(e2m1_word(v, v), "int32")
                 place = T.alloc_var("int64")
                 place = T.cast(row, "int64")
                 if in_records:

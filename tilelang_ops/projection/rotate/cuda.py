@@ -1,4 +1,4 @@
-"""rotate on CUDA: every thread turns four pairs of four vectors, heads of one row where it has as many."""
+"""rotate on CUDA: every thread turns four pairs of two vectors, in place."""
 
 import tilelang.language as T
 from torch import Tensor
@@ -6,7 +6,7 @@ from torch import Tensor
 from tilelang_ops.common.kernels import cuda_kernel
 
 THREADS = 128
-VECTORS_PER_THREAD = 4
+VECTORS_PER_THREAD = 2
 
 
 @cuda_kernel(
