@@ -1,4 +1,4 @@
-"""pool_groups on CUDA: a block per group, and further blocks that store open tokens in the ring.
+"""pool_groups on CUDA: a block per two groups, and further blocks that store open tokens in the ring.
 
 A ring place that a group reads may be written by a later token of the same step. The group's own block then
 writes it, behind its read; the storing blocks know such tokens and leave them alone.
@@ -12,6 +12,7 @@ from tilelang_ops.common.kernels import cuda_kernel
 
 THREADS = 128
 STORE_ROWS = 8  # rows of a storing block
+GROUPS = 2  # groups of a pooling block
 
 
 @cuda_kernel(
@@ -37,26 +38,28 @@ def kernel(width: int, ratio: int, result: str):
         ring: T.int32,
         slot_units: T.int32,
     ):
-        with T.Kernel(g + T.ceildiv(n, STORE_ROWS), threads=THREADS) as block:
-            if block < g:
-                end = T.alloc_var("int32")
-                end = T.cast(ends[block], "int32")
-                if end < 0:
-                    for q in T.Parallel(quads):
-                        for k in T.vectorized(4):
-                            out[block, q * 4 + k] = T.cast(0.0, result)
-                else:
+        with T.Kernel(T.ceildiv(g, GROUPS) + T.ceildiv(n, STORE_ROWS), threads=THREADS) as block:
+            if block < T.ceildiv(g, GROUPS):
+                for t, q in T.Parallel(GROUPS, quads):
+                    number = block * GROUPS + t
+                    end = T.alloc_var("int32")
                     position = T.alloc_var("int32")
                     before = T.alloc_var("int32")
                     last = T.alloc_var("int32")
                     base = T.alloc_var("int64")
-                    position = T.cast(positions[end], "int32")
-                    before = T.cast(preceding[end], "int32")
-                    last = position + T.cast(following[end], "int32")
-                    base = slots[end] * slot_units
-                    for q in T.Parallel(quads):
-                        scores = T.alloc_local((ratio, 4), "float32")
-                        latents = T.alloc_local((ratio, 4), "float32")
+                    scores = T.alloc_local((ratio, 4), "float32")
+                    latents = T.alloc_local((ratio, 4), "float32")
+                    pooled = T.alloc_local((4,), "float32")
+                    end = -1
+                    for k in T.unroll(4):
+                        pooled[k] = 0.0
+                    if number < g:
+                        end = T.cast(ends[number], "int32")
+                    if end >= 0:
+                        position = T.cast(positions[end], "int32")
+                        before = T.cast(preceding[end], "int32")
+                        last = position + T.cast(following[end], "int32")
+                        base = slots[end] * slot_units
                         for member in T.unroll(ratio):
                             back = ratio - 1 - member
                             if back <= before:
@@ -73,13 +76,11 @@ def kernel(width: int, ratio: int, result: str):
                                 # The last token of this sequence that stands at the same place of the ring.
                                 newer = last - T.truncmod(last - (position - back), ring)
                                 if newer >= position - before:
+                                    row = end + newer - position
                                     for k in T.vectorized(4):
-                                        pool[unit, k] = states[end + newer - position, q * 4 + k]
+                                        pool[unit, k] = states[row, q * 4 + k]
                                     for k in T.vectorized(4):
-                                        pool[unit + quads, k] = states[
-                                            end + newer - position, width + q * 4 + k
-                                        ]
-                        pooled = T.alloc_local((4,), "float32")
+                                        pool[unit + quads, k] = states[row, width + q * 4 + k]
                         for k in T.unroll(4):
                             largest = T.alloc_var("float32")
                             total = T.alloc_var("float32")
@@ -90,14 +91,14 @@ def kernel(width: int, ratio: int, result: str):
                             for member in T.unroll(ratio):
                                 scores[member, k] = T.exp(scores[member, k] - largest)
                                 total = total + scores[member, k]
-                            pooled[k] = 0.0
                             for member in T.unroll(ratio):
                                 pooled[k] = pooled[k] + scores[member, k] / total * latents[member, k]
+                    if number < g:
                         for k in T.vectorized(4):
-                            out[block, q * 4 + k] = T.cast(pooled[k], result)
+                            out[number, q * 4 + k] = T.cast(pooled[k], result)
             else:
                 for r, lane in T.Parallel(STORE_ROWS, lanes):
-                    row = (block - g) * STORE_ROWS + r
+                    row = (block - T.ceildiv(g, GROUPS)) * STORE_ROWS + r
                     if row < n and following[row] < ring:
                         place = T.alloc_var("int32")
                         first = T.alloc_var("int32")
