@@ -85,7 +85,7 @@ def _copy(value: Any, device: str) -> Any:
         return replace(value, **{f.name: _copy(getattr(value, f.name), device) for f in fields(value)})
     if not isinstance(value, Tensor):
         return value
-    storage = torch.empty(0, dtype=value.dtype).set_(
+    storage = torch.empty(0, dtype=value.dtype, device=value.device).set_(
         value.untyped_storage(), 0, (value.untyped_storage().nbytes() // value.element_size(),)
     )
     whole = storage.to(device, copy=True)
