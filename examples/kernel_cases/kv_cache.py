@@ -52,7 +52,10 @@ def _pool(rows: int, records: int, num_bytes: int) -> Tensor:
 
 
 def _index(rows: int, pool: Tensor, generator: torch.Generator) -> Tensor:
-    return torch.randperm(pool.shape[0] * pool.shape[1], generator=generator, device="cuda")[:rows]
+    """Records one after the other in blocks that lie anywhere, as sequences own them."""
+    parts, records = pool.shape[:2]
+    order = torch.randperm(parts, generator=generator, device="cuda")
+    return (order[:, None] * records + torch.arange(records, device="cuda")).flatten()[:rows]
 
 
 def _store(

@@ -1,4 +1,4 @@
-"""load_index_keys on CUDA: a thread decodes 16 channels."""
+"""load_index_keys on CUDA: a thread decodes 8 channels."""
 
 import tilelang.language as T
 import torch
@@ -10,7 +10,7 @@ from tilelang_ops.common.numerics import MX_GROUP
 from tilelang_ops.common.records import flat_rows, rows_per_part
 from tilelang_ops.kv_cache.load_records.cuda import run as load_records
 
-CHANNELS = 16  # of a thread: two words of codes
+CHANNELS = 8  # of a thread: one word of codes
 THREADS = 128
 
 
@@ -32,7 +32,6 @@ def kernel(width: int, result: str):
         with T.Kernel(T.ceildiv(n * chunks, THREADS), threads=THREADS) as block:
             flat = block * THREADS + T.get_thread_binding()
             row, chunk = flat // chunks, flat % chunks
-            word = T.alloc_local((2,), "int32")
             x = T.alloc_local((CHANNELS,), "float32")
             if row < n:
                 record = T.alloc_var("int32", init=T.cast(index[row], "int32"))
@@ -40,13 +39,12 @@ def kernel(width: int, result: str):
                     x[j] = 0.0
                 if record >= 0:
                     place = T.alloc_var("int32", init=record_row(record, records, stride))
-                    for i in T.vectorized(2):
-                        word[i] = codes[place, chunk * 2 + i]
+                    word = T.alloc_var("int32", init=codes[place, chunk])
                     place = record_row(record, records, scale_stride)
                     byte = T.cast(scales[place, chunk * CHANNELS // MX_GROUP], "int32")
                     scale = T.alloc_var("float32", init=e8m0_value(byte))
                     for j in T.unroll(CHANNELS):
-                        x[j] = e2m1_value((word[j // 8] >> (j % 8 * 4)) & 15) * scale
+                        x[j] = e2m1_value((word >> (4 * j)) & 15) * scale
                 for j in T.vectorized(CHANNELS):
                     out[row, chunk * CHANNELS + j] = T.cast(x[j], result)
 
