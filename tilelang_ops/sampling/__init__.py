@@ -1,5 +1,27 @@
-"""Work on rows of logits."""
+"""Work on rows of logits: edits, truncation, draws, log-probabilities, verification."""
 
+from tilelang_ops.sampling.accept_drafts.op import accept_drafts
+from tilelang_ops.sampling.add_to_logits.op import add_to_logits
+from tilelang_ops.sampling.apply_penalties.op import apply_penalties
 from tilelang_ops.sampling.apply_token_bitmask.op import apply_token_bitmask
+from tilelang_ops.sampling.confidence_head.op import confidence_head
+from tilelang_ops.sampling.draw_tokens.op import draw_tokens
+from tilelang_ops.sampling.gather_logprobs.op import gather_logprobs
+from tilelang_ops.sampling.keep_listed.op import keep_listed
+from tilelang_ops.sampling.sample_tokens.op import sample_tokens
+from tilelang_ops.sampling.sum_smaller_probs.op import sum_smaller_probs
+from tilelang_ops.sampling.truncate_scores.op import truncate_scores
 
-__all__ = ["apply_token_bitmask"]
+__all__ = [
+    "accept_drafts",
+    "add_to_logits",
+    "apply_penalties",
+    "apply_token_bitmask",
+    "confidence_head",
+    "draw_tokens",
+    "gather_logprobs",
+    "keep_listed",
+    "sample_tokens",
+    "sum_smaller_probs",
+    "truncate_scores",
+]

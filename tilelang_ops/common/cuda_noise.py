@@ -1,0 +1,79 @@
+"""The noise of `noise` on kernel expressions, bit for bit where a function says exact.
+
+Programs that use the exact noise are built with `EXACT`, which forbids the compiler to fuse a product and a
+sum that were written apart.
+"""
+
+import tilelang.language as T
+
+from tilelang_ops.common import noise
+from tilelang_ops.common.noise import KEY_STEPS, MASK32, MULTIPLIERS, ROUNDS, exponent_of
+
+STEPS = tuple(range(ROUNDS))
+log64 = T.macro(noise.log64)
+
+EXACT = {"tl.device_compile_flags": ["-fmad=false"]}
+
+
+@T.macro
+def philox_words(words, group, seed, index, domain):
+    """The words of token ids 4 * group ... 4 * group + 3 into words[0:4] (uint32); seed and index int64."""
+    c0 = T.alloc_local((1,), "uint32")
+    c1 = T.alloc_local((1,), "uint32")
+    c2 = T.alloc_local((1,), "uint32")
+    c3 = T.alloc_local((1,), "uint32")
+    c0[0] = T.cast(group, "uint32")
+    c1[0] = T.cast(index, "uint32")
+    c2[0] = T.cast(index >> 32, "uint32")
+    c3[0] = T.cast(domain, "uint32")
+    k0 = T.cast(seed, "uint32")
+    k1 = T.cast(seed >> 32, "uint32")
+    for step in STEPS:
+        product0 = T.cast(c0[0], "uint64") * T.uint64(MULTIPLIERS[0])
+        product1 = T.cast(c2[0], "uint64") * T.uint64(MULTIPLIERS[1])
+        c0[0] = T.cast(product1 >> T.uint64(32), "uint32") ^ c1[0] ^ (k0 + _key_step(0, step))
+        c1[0] = T.cast(product1, "uint32")
+        c2[0] = T.cast(product0 >> T.uint64(32), "uint32") ^ c3[0] ^ (k1 + _key_step(1, step))
+        c3[0] = T.cast(product0, "uint32")
+    words[0] = c0[0]
+    words[1] = c1[0]
+    words[2] = c2[0]
+    words[3] = c3[0]
+
+
+def _key_step(word, step):
+    return T.uint32((KEY_STEPS[word] * step) & MASK32)
+
+
+@T.macro
+def keep(value):
+    """A variable that holds the value. The compiler's analysis sees through names, and long chains of names
+    that are used twice would grow without bound; it stops at variables."""
+    variable = T.alloc_local((1,), value.dtype)
+    variable[0] = value
+    return variable[0]
+
+
+@T.macro
+def log_exact(x):
+    """`noise.log` of a positive float64 expression."""
+    bits = keep(T.reinterpret(x, "int64"))
+    k = keep(exponent_of(bits))
+    f = keep(T.reinterpret(bits - (k << 52), "float64") - T.float64(1.0))
+    return keep(log64(f, T.cast(k, "float64"), keep))
+
+
+@T.macro
+def noise_exact(word):
+    """`noise.gumbel` of a uint32 word: float32."""
+    above = (T.float64(2.0**32 - 0.5) - T.cast(word, "float64")) * T.float64(2.0**-32)
+    return T.cast(-log_exact(-log_exact(above)), "float32")
+
+
+@T.macro
+def noise_near(word):
+    """The same within 1e-5, from the fast logarithm; float32."""
+    u = keep((T.cast(word, "float32") + T.float32(0.5)) * T.float32(2.0**-32))
+    above = keep((T.cast(~word, "float32") + T.float32(0.5)) * T.float32(2.0**-32))
+    series = u * (1.0 + u * (0.5 + u * (1.0 / 3.0 + u * 0.25)))
+    return -T.__log(T.if_then_else((word >> T.uint32(27)) == T.uint32(0), series, -T.__log(above)))

@@ -1,0 +1,1 @@
+"""Operator `accept_drafts`: see op.py for its meaning."""

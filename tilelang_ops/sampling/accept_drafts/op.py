@@ -1,0 +1,33 @@
+"""Which drafts stand, and what each sequence emits."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tilelang_ops.common.dispatch import backend
+
+
+def accept_drafts(
+    token_ids: Tensor, draft_ids: Tensor, faults: Tensor, row_offsets: Tensor, width: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Accepts the leading rows of each sequence whose draft is the token that the row emits.
+
+    A faulty row has no token, so nothing stands behind it. The first row whose draft does not stand, or that
+    tests none, supplies one more token.
+
+    Args:
+        token_ids: [R] int32, each row's token.
+        draft_ids: [R] int32, -1 where the row tests none; a sequence's last row tests none.
+        faults: [R] uint8, 0 = none.
+        row_offsets: [S + 1] int32, first row of each sequence; a sequence has a row or more.
+        width: most tokens that a sequence emits.
+
+    Returns:
+        emitted [S, width] int32, 0 behind the last; num_emitted [S] int32; final_rows [S] int32, the row that
+        supplied the last token.
+    """
+    assert token_ids.shape == draft_ids.shape == faults.shape, f"{token_ids.shape=} {draft_ids.shape=}"
+    assert token_ids.dtype == draft_ids.dtype == row_offsets.dtype == torch.int32, f"{row_offsets.dtype=}"
+    assert faults.dtype == torch.uint8, f"{faults.dtype=}"
+    return backend(__package__, token_ids.device).run(token_ids, draft_ids, faults, row_offsets, width)

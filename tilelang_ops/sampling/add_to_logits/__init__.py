@@ -1,0 +1,1 @@
+"""Operator `add_to_logits`: see op.py for its meaning."""

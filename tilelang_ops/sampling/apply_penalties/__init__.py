@@ -1,0 +1,1 @@
+"""Operator `apply_penalties`: see op.py for its meaning."""

@@ -1,0 +1,1 @@
+"""Operator `confidence_head`: see op.py for its meaning."""

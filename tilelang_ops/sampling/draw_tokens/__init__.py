@@ -1,0 +1,1 @@
+"""Operator `draw_tokens`: see op.py for its meaning."""

@@ -1,0 +1,1 @@
+"""Operator `gather_logprobs`: see op.py for its meaning."""

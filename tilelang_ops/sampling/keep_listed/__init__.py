@@ -1,0 +1,1 @@
+"""Operator `keep_listed`: see op.py for its meaning."""

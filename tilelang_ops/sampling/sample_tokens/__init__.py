@@ -1,0 +1,1 @@
+"""Operator `sample_tokens`: see op.py for its meaning."""

@@ -1,0 +1,1 @@
+"""Operator `sum_smaller_probs`: see op.py for its meaning."""

@@ -1,0 +1,1 @@
+"""Operator `truncate_scores`: see op.py for its meaning."""

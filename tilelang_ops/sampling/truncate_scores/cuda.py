@@ -1,0 +1,84 @@
+"""truncate_scores on CUDA: a block per row finds the cut (`cuda_rows`); one more walk applies it."""
+
+import tilelang.language as T
+import torch
+from torch import Tensor
+
+from tilelang_ops.common import cuda_rows as rows
+from tilelang_ops.common.kernels import cuda_kernel
+
+SIZES = {"num_threads": 512, "capacity": 4096, "unroll": 2}
+
+
+@T.macro
+def _survey(r, base, group):
+    if rows.largest(r.scores, base) >= r.floor[0]:
+        rows.survey_group(r, base)
+        at = rows.largest(r.places, 0)
+        if at >= r.low[0] or at >= r.k_place[0]:
+            rows.collect(r, base, group)
+
+
+@T.macro
+def _keep(r, base, group):
+    for j in rows.LANES:
+        key = rows.pack(r, r.scores[base + j], group * 4 + j)
+        if key < r.cut[0] or not (r.scores[base + j] >= r.floor[0]):
+            r.scores[base + j] = -T.infinity("float32")
+    if r.vocab % 4 == 0:
+        if group < r.groups:
+            for j in T.vectorized(4):
+                r.out[r.row, group * 4 + j] = r.scores[base + j]
+    else:
+        for j in rows.LANES:
+            if group * 4 + j < r.vocab:
+                r.out[r.row, group * 4 + j] = r.scores[base + j]
+
+
+@cuda_kernel(
+    builds=lambda model: [{"vocab": model.vocab_size, **SIZES}],
+    pass_configs=rows.OPTIONS,
+)
+def kernel(vocab: int, num_threads: int, capacity: int, unroll: int):
+    n = T.dynamic("n")
+
+    @T.prim_func
+    def truncate_scores(
+        scores: T.Tensor((n, vocab), "float32"),
+        top_ks: T.Tensor((n,), "int32"),
+        top_ps: T.Tensor((n,), "float32"),
+        log_min_ps: T.Tensor((n,), "float32"),
+        out: T.Tensor((n, vocab), "float32"),
+    ):
+        with T.Kernel(n, threads=num_threads) as row:
+            T.annotate_min_blocks_per_sm(2)
+            r = rows.Row(scores, row, vocab, num_threads, capacity, unroll, out)
+            r.top_k[0] = T.if_then_else(top_ks[row] < vocab, top_ks[row], 0)
+            r.top_p[0] = top_ps[row]
+            log_min_p = log_min_ps[row]
+            r.scale[0] = T.float32(1.0)
+            r.floor[0] = T.float32(rows.LOWEST)
+            r.cut[0] = T.uint64(0)
+            if r.top_k[0] > 0 or r.top_p[0] < T.float32(1.0) or log_min_p > -T.infinity("float32"):
+                rows.count_places(r)
+                if rows.is_whole(r):
+                    rows.find_cut(r, log_min_p, _survey)
+                else:
+                    r.cut[0] = ~T.uint64(0)
+            rows.walk(r, _keep)
+
+    return truncate_scores
+
+
+def run(
+    scores: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    out: Tensor,
+    **sizes: int,
+) -> Tensor:
+    program = kernel(vocab=scores.shape[1], **(sizes or SIZES))
+    log_min_p = torch.log(min_p.double()).float()
+    program(scores.contiguous(), top_k.contiguous(), top_p.contiguous(), log_min_p, out)
+    return out
