@@ -15,6 +15,7 @@ from torch import Tensor
 
 from deepinfer.ops.cpu import context
 from deepinfer.sampling.philox import Domain, gumbel, pair_words, row_words
+from tilelang_ops.sampling import draw_tokens
 
 # Philox calls (four tokens each) that the torch search computes at once, to bound its memory.
 GROUPS_AT_ONCE = 1 << 22
@@ -40,8 +41,9 @@ def gumbel_argmax(scores: Tensor, seeds: Tensor, index: Tensor, domain: int = Do
     Returns:
         [C] int64 token ids; 0 for a row without a possible token (or with NaN in it).
     """
-    search = native_candidates if scores.device.type == "cpu" else torch_candidates
-    found = search(scores, seeds, index, domain)
+    if scores.device.type != "cpu":
+        return draw_tokens(scores, seeds, index, int(domain)).long()
+    found = native_candidates(scores, seeds, index, domain)
     num_rows, vocab_size = scores.shape
     perturbed = scores[found.rows, found.tokens] + gumbel(found.words)
     best = perturbed.new_full((num_rows,), -torch.inf).scatter_reduce_(0, found.rows, perturbed, "amax")

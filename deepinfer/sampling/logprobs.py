@@ -12,6 +12,8 @@ from enum import StrEnum
 import torch
 from torch import Tensor
 
+from tilelang_ops import sampling as ops
+
 FLOOR = -9999.0  # log-probability of the impossible
 MASK32 = 0xFFFFFFFF
 
@@ -46,6 +48,8 @@ def gather_logprobs(scores: Tensor, token_ids: Tensor, num_top: int) -> Logprobs
         token_ids: [L] int64.
         num_top: K' >= 0; K = min(K', V).
     """
+    if scores.device.type != "cpu":
+        return Logprobs(*ops.gather_logprobs(scores, token_ids, num_top))
     # + 0.0 makes one zero of both, which the order by bits below would tell apart.
     scores = scores + 0.0
     chosen = scores.gather(-1, token_ids[:, None])

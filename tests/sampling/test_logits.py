@@ -8,9 +8,11 @@ import pytest
 import torch
 
 from deepinfer.ops.cpu import context, set_num_threads
-from deepinfer.sampling.logits import edit_logits, exp_mass, truncate, truncate_reference
+from deepinfer.sampling.logits import edit_logits, truncate
 from tests.sampling.rows import Row, brute_scores, brute_survivors, make_inputs
 from tests.support.compare import assert_same_bits
+from tilelang_ops.sampling.truncate_scores.reference import exp_mass
+from tilelang_ops.sampling.truncate_scores.reference import run as truncate_reference
 
 
 def survivors(scores: torch.Tensor, rows: list[Row]) -> list[set[int]]:
@@ -20,8 +22,8 @@ def survivors(scores: torch.Tensor, rows: list[Row]) -> list[set[int]]:
     in_place = scores.clone()
     assert truncate(in_place, inputs.top_k, inputs.top_p, inputs.min_p, out=in_place) is in_place
     assert_same_bits(in_place, cut)
-    log_min_p = torch.log(inputs.min_p.double()).float()
-    assert_same_bits(cut, truncate_reference(scores, inputs.top_k, inputs.top_p, log_min_p))
+    options = inputs.top_k, inputs.top_p, inputs.min_p
+    assert_same_bits(cut, truncate_reference(scores, *options, torch.empty_like(scores)))
     return [set(row.nonzero().squeeze(-1).tolist()) for row in cut > -torch.inf]
 
 

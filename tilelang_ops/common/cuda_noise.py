@@ -7,9 +7,8 @@ sum that were written apart.
 import tilelang.language as T
 
 from tilelang_ops.common import noise
-from tilelang_ops.common.noise import KEY_STEPS, MASK32, MULTIPLIERS, ROUNDS, exponent_of
+from tilelang_ops.common.noise import KEY_STEPS, MULTIPLIERS, ROUNDS, exponent_of
 
-STEPS = tuple(range(ROUNDS))
 log64 = T.macro(noise.log64)
 
 EXACT = {"tl.device_compile_flags": ["-fmad=false"]}
@@ -28,7 +27,7 @@ def philox_words(words, group, seed, index, domain):
     c3[0] = T.cast(domain, "uint32")
     k0 = T.cast(seed, "uint32")
     k1 = T.cast(seed >> 32, "uint32")
-    for step in STEPS:
+    for step in T.unroll(ROUNDS):
         product0 = T.cast(c0[0], "uint64") * T.uint64(MULTIPLIERS[0])
         product1 = T.cast(c2[0], "uint64") * T.uint64(MULTIPLIERS[1])
         c0[0] = T.cast(product1 >> T.uint64(32), "uint32") ^ c1[0] ^ (k0 + _key_step(0, step))
@@ -42,7 +41,7 @@ def philox_words(words, group, seed, index, domain):
 
 
 def _key_step(word, step):
-    return T.uint32((KEY_STEPS[word] * step) & MASK32)
+    return T.uint32(KEY_STEPS[word]) * T.cast(step, "uint32")
 
 
 @T.macro

@@ -33,7 +33,6 @@ FINEST, COARSEST = 64.0, 2.0  # places per unit of a score
 REFERENCE_PLACE = 1536.0
 RETRY_PLACES = 64
 MAGIC = 8388608.0  # 2^23: a float from here on is an integer
-LANES = (0, 1, 2, 3)
 LOWEST = -3.4028234663852886e38  # the lowest finite float
 MASS_POLYNOMIAL = (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
 # Slots of `Row.ints`.
@@ -55,7 +54,7 @@ class Row:
         self.out = out
         self.logits, self.row, self.vocab, self.num_threads = logits, row, vocab, num_threads
         self.capacity = capacity
-        self.unroll = tuple(range(unroll))
+        self.unroll = unroll
         self.groups = -(-vocab // 4)
         self.id_bits = max(1, (vocab - 1).bit_length())
         self.thread = T.get_thread_binding(0)
@@ -93,6 +92,7 @@ class Row:
         self.best = T.alloc_local((1,), "uint64")
         self.count = T.alloc_local((1,), "int64")
         self.total = T.alloc_local((1,), "float64")
+        self.weighs = T.alloc_local((1,), "int32")  # what `bisect_cut` is at
         self.is_found = T.alloc_local((1,), "int32")
 
 
@@ -214,7 +214,7 @@ def load_group(r, group, base):
             for j in T.unroll(4):
                 r.raw[base + j] = -T.infinity("float32")
     else:
-        for j in LANES:
+        for j in T.unroll(4):
             r.raw[base + j] = -T.infinity("float32")
             if group * 4 + j < r.vocab:
                 r.raw[base + j] = r.logits[r.row, group * 4 + j]
@@ -223,14 +223,13 @@ def load_group(r, group, base):
 @T.macro
 def walk(r, body):
     """Calls body(r, base, group) for every group of the row, its scores in r.scores[base : base + 4]."""
-    at_once = len(r.unroll)
-    for step in T.serial(-(-r.groups // (at_once * r.num_threads))):
-        for u in r.unroll:
-            load_group(r, (step * at_once + u) * r.num_threads + r.thread, 4 * u)
-        for u in r.unroll:
-            for j in LANES:
+    for step in T.serial(-(-r.groups // (r.unroll * r.num_threads))):
+        for u in T.unroll(r.unroll):
+            load_group(r, (step * r.unroll + u) * r.num_threads + r.thread, 4 * u)
+        for u in T.unroll(r.unroll):
+            for j in T.unroll(4):
                 r.scores[4 * u + j] = r.raw[4 * u + j] * r.scale[0]
-            body(r, 4 * u, (step * at_once + u) * r.num_threads + r.thread)
+            body(r, 4 * u, (step * r.unroll + u) * r.num_threads + r.thread)
 
 
 def largest(buffer, base):
@@ -249,7 +248,7 @@ def watch(r, base, group):
 @T.macro
 def watch_and_count(r, base, group):
     watch(r, base, group)
-    for j in LANES:
+    for j in T.unroll(4):
         at = place(r, r.scores[base + j])
         if at > T.float32(MAGIC):
             T.atomic_add(r.counts[T.reinterpret(at, "int32") & (BINS - 1)], 1)
@@ -278,7 +277,7 @@ def _choose_unit(r, reference):
     while num_above[0] * 2 < num_all[0]:
         num_above[0] = 0
         num_all[0] = 0
-        for j in LANES:
+        for j in T.unroll(4):
             score = r.raw[j] * r.scale[0]
             if score >= T.float32(LOWEST):
                 num_all[0] = num_all[0] + 1
@@ -400,7 +399,7 @@ def _place_mass(r, at, peak_at):
 @T.macro
 def keep_for_draw(r, base, group, lowest):
     """Queues those tokens of a group that may win a draw among the ones whose place is above `lowest`."""
-    for j in LANES:
+    for j in T.unroll(4):
         if not (r.scores[base + j] >= r.floor[0] and r.places[j] > lowest):
             r.scores[base + j] = -T.infinity("float32")
     philox_words(r.words, group, r.seed[0], r.index[0], r.domain[0])
@@ -408,11 +407,11 @@ def keep_for_draw(r, base, group, lowest):
     # A winner has -log(-log(1 - u)) >= bound - score; as -log(1 - u) >= u, u is at most exp(score - bound).
     most = T.__exp(largest(r.scores, base) - _bound(r)) * T.float32(2.0**32)
     if T.cast(fewest, "float32") <= most:
-        for j in LANES:
+        for j in T.unroll(4):
             r.near[j] = r.scores[base + j] + noise_near(r.words[j])
         T.atomic_max(r.bound[0], ordered(largest(r.near, 0)))
         least = _bound(r)
-        for j in LANES:
+        for j in T.unroll(4):
             if r.near[j] >= least and r.scores[base + j] >= r.floor[0]:
                 at = T.atomic_add(r.ints[QUEUE_SIZE], 1, return_prev=True)
                 if at < r.capacity:
@@ -452,7 +451,7 @@ def redraw_group(r, base, group):
     """Of a walk that tries every token of a group that stays and may win."""
     if largest(r.scores, base) >= r.floor[0]:
         philox_words(r.words, group, r.seed[0], r.index[0], r.domain[0])
-        for j in LANES:
+        for j in T.unroll(4):
             kept = pack(r, r.scores[base + j], group * 4 + j) >= r.cut[0]
             if r.scores[base + j] >= r.floor[0] and kept:
                 r.near[j] = r.scores[base + j] + noise_near(r.words[j])
@@ -546,7 +545,7 @@ def sort_list(r, size):
 @T.macro
 def collect(r, base, group):
     """Puts the tokens of the places in question on the list."""
-    for j in LANES:
+    for j in T.unroll(4):
         at = r.places[j]
         is_inside = (at >= r.low[0] and at <= r.high[0]) or at == r.k_place[0]
         if is_inside and r.scores[base + j] >= r.floor[0]:
@@ -558,7 +557,7 @@ def collect(r, base, group):
 @T.macro
 def add_masses(r, base):
     """Sums the masses of a group: above the places in question, and of all that count."""
-    for j in LANES:
+    for j in T.unroll(4):
         if r.scores[base + j] >= r.floor[0] and r.places[j] >= r.k_place[0]:
             mass = mass_of(r.scores[base + j] - r.peak[0])
             r.mass_all[0] = r.mass_all[0] + mass
@@ -664,57 +663,51 @@ def read_list(r):
 
 
 @T.macro
-def _count_above(r, base, group):
-    for j in LANES:
+def _weigh_above(r, base, group):
+    """Counts the tokens above r.limit, or sums their masses if they stay by r.cut."""
+    for j in T.unroll(4):
         key = pack(r, r.scores[base + j], group * 4 + j)
         if r.scores[base + j] >= r.floor[0] and group * 4 + j < r.vocab and key > r.limit[0]:
-            r.count[0] = r.count[0] + T.int64(1)
-
-
-@T.macro
-def _weigh_above(r, base, group):
-    for j in LANES:
-        if r.scores[base + j] >= r.floor[0]:
-            key = pack(r, r.scores[base + j], group * 4 + j)
-            if key > r.limit[0] and key >= r.cut[0]:
+            if r.weighs[0] == 0:
+                r.count[0] = r.count[0] + T.int64(1)
+            elif key >= r.cut[0]:
                 r.count[0] = r.count[0] + mass_of(r.scores[base + j] - r.peak[0])
 
 
 @T.macro
-def _bisect(r, body, largest_sum):
-    """The smallest key above which `body` sums at most `largest_sum`, in r.limit."""
+def bisect_cut(r):
+    """The cut of any row, a walk per bit: first top-k's, then, knowing the mass it keeps, top-p's."""
     low = T.alloc_local((1,), "uint64")
     high = T.alloc_local((1,), "uint64")
+    r.cut[0] = T.uint64(0)
+    r.threshold[0] = T.cast(r.top_k[0], "int64") - T.int64(1)
+    r.weighs[0] = T.if_then_else(r.top_k[0] > 0, 0, 1)  # 0: top-k, 1: the whole mass, 2: top-p, 3: done
+    if r.top_k[0] <= 0 and r.top_p[0] >= T.float32(1.0):
+        r.weighs[0] = 3
     low[0] = pack(r, r.floor[0], r.vocab - 1)
     high[0] = pack(r, r.peak[0], 0)
-    while low[0] < high[0]:
+    while r.weighs[0] < 3:
         r.limit[0] = low[0] + (high[0] - low[0]) // T.uint64(2)
-        r.count[0] = 0
-        walk(r, body)
-        reduce_block(r, r.count, added)
-        if r.count[0] <= largest_sum:
-            high[0] = r.limit[0]
-        else:
-            low[0] = r.limit[0] + T.uint64(1)
-    r.limit[0] = low[0]
-
-
-@T.macro
-def bisect_cut(r):
-    """The cut of any row, a walk per bit."""
-    r.cut[0] = T.uint64(0)
-    if r.top_k[0] > 0:
-        _bisect(r, _count_above, T.cast(r.top_k[0] - 1, "int64"))
-        r.cut[0] = r.limit[0]
-    if r.top_p[0] < T.float32(1.0):
-        r.limit[0] = T.uint64(0)
-        r.count[0] = 0
+        if r.weighs[0] == 1:
+            r.limit[0] = T.uint64(0)
+        r.count[0] = T.int64(0)
         walk(r, _weigh_above)
         reduce_block(r, r.count, added)
-        share = T.cast(r.top_p[0], "float64") * T.cast(r.count[0], "float64")
-        r.threshold[0] = T.cast(T.floor(share), "int64")
-        _bisect(r, _weigh_above, r.threshold[0])
-        r.cut[0] = T.max(r.cut[0], r.limit[0])
+        if r.weighs[0] == 1:
+            share = T.cast(r.top_p[0], "float64") * T.cast(r.count[0], "float64")
+            r.threshold[0] = T.cast(T.floor(share), "int64")
+            r.weighs[0] = 2
+        else:
+            if r.count[0] <= r.threshold[0]:
+                high[0] = r.limit[0]
+            else:
+                low[0] = r.limit[0] + T.uint64(1)
+            if low[0] >= high[0]:
+                # The smallest key above which not too much lies.
+                r.cut[0] = T.max(r.cut[0], low[0])
+                r.weighs[0] = T.if_then_else(r.weighs[0] == 0 and r.top_p[0] < T.float32(1.0), 1, 3)
+                low[0] = pack(r, r.floor[0], r.vocab - 1)
+                high[0] = pack(r, r.peak[0], 0)
 
 
 @T.macro
@@ -768,7 +761,7 @@ def find_cut(r, log_min_p, survey):
 @T.macro
 def survey_group(r, base):
     """Walk 2 of a group but for collecting and drawing: places, and masses where top-p needs them."""
-    for j in LANES:
+    for j in T.unroll(4):
         r.places[j] = place(r, r.scores[base + j])
     if r.top_p[0] < T.float32(1.0) and largest(r.scores, base) - r.peak[0] > T.float32(-28.0):
         add_masses(r, base)
@@ -787,7 +780,7 @@ def start_plain_draw(r):
     """Before the walk of a draw from all tokens."""
     r.floor[0] = T.float32(LOWEST)
     r.cut[0] = T.uint64(0)
-    for j in LANES:
+    for j in T.unroll(4):
         r.places[j] = T.float32(0.0)
     start_draw(r)
     start_watch(r)

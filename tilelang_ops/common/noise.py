@@ -40,9 +40,9 @@ def log64(f, k, keep=lambda value: value):
     """
     s = keep(f / (2.0 + f))
     z = keep(s * s)
-    tail = keep(z * _LAST)
+    tail = z * _LAST
     for coefficient in _SERIES:
-        tail = keep(z * (coefficient + tail))
+        tail = z * (coefficient + tail)
     return k * _LN2_HIGH + ((s * tail + k * _LN2_LOW) + 2.0 * s)
 
 

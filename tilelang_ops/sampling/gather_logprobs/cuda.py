@@ -18,7 +18,7 @@ SIZES = {"num_threads": 512, "capacity": 4096, "unroll": 2}
 @T.macro
 def _sum(r, base, group):
     """Sums exp(score - peak), counts what comes before the given token, collects the best."""
-    for j in rows.LANES:
+    for j in T.unroll(4):
         score = r.scores[base + j]
         if score >= T.float32(rows.LOWEST):
             r.total[0] = r.total[0] + T.cast(T.exp(score - r.peak[0]), "float64")
@@ -35,7 +35,7 @@ def _sum(r, base, group):
 
 @T.macro
 def _collect_best(r, base, group):
-    for j in rows.LANES:
+    for j in T.unroll(4):
         key = rows.pack(r, r.scores[base + j], group * 4 + j)
         if key >= r.cut[0] and group * 4 + j < r.vocab:
             slot = T.atomic_add(r.ints[rows.LIST_SIZE], 1, return_prev=True)

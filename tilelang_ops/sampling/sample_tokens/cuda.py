@@ -19,7 +19,7 @@ SIZES = {"num_threads": 512, "capacity": 4096, "unroll": 2}
 @T.macro
 def _first_of(r, base, group):
     rows.watch(r, base, group)
-    for j in rows.LANES:
+    for j in T.unroll(4):
         if group * 4 + j < r.vocab:
             r.best[0] = T.max(r.best[0], rows.pack(r, r.raw[base + j], group * 4 + j))
 
@@ -76,17 +76,18 @@ def kernel(vocab: int, num_threads: int, capacity: int, unroll: int):
                 rows.walk(r, _first_of)
                 rows.finish_watch(r)
                 rows.reduce_block(r, r.best, rows.larger)
-            elif is_cut:
-                rows.count_places(r)
-                if rows.is_whole(r):
-                    rows.find_cut(r, log_min_p, _survey)
-                    rows.draw_from_list(r)
-                    rows.finish_draw(r)
             else:
-                rows.start_plain_draw(r)
-                rows.walk(r, rows.draw_group)
-                rows.finish_watch(r)
-                rows.finish_draw(r)
+                if is_cut:
+                    rows.count_places(r)
+                    if rows.is_whole(r):
+                        rows.find_cut(r, log_min_p, _survey)
+                        rows.draw_from_list(r)
+                else:
+                    rows.start_plain_draw(r)
+                    rows.walk(r, rows.draw_group)
+                    rows.finish_watch(r)
+                if rows.is_whole(r):
+                    rows.finish_draw(r)
             if rows.is_whole(r):
                 token[0] = rows.packed_token(r, r.best[0])
             if r.thread == 0:

@@ -12,7 +12,7 @@ SIZES = {"num_threads": 512, "unroll": 2}
 
 @T.macro
 def _add(r, base, group):
-    for j in rows.LANES:
+    for j in T.unroll(4):
         if r.scores[base + j] <= r.peak[0]:
             r.total[0] = r.total[0] + T.cast(T.exp(r.scores[base + j]), "float64")
 

@@ -21,7 +21,7 @@ def _survey(r, base, group):
 
 @T.macro
 def _keep(r, base, group):
-    for j in rows.LANES:
+    for j in T.unroll(4):
         key = rows.pack(r, r.scores[base + j], group * 4 + j)
         if key < r.cut[0] or not (r.scores[base + j] >= r.floor[0]):
             r.scores[base + j] = -T.infinity("float32")
@@ -30,7 +30,7 @@ def _keep(r, base, group):
             for j in T.vectorized(4):
                 r.out[r.row, group * 4 + j] = r.scores[base + j]
     else:
-        for j in rows.LANES:
+        for j in T.unroll(4):
             if group * 4 + j < r.vocab:
                 r.out[r.row, group * 4 + j] = r.scores[base + j]
 
