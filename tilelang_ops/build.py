@@ -19,16 +19,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import tilelang_ops
-from tilelang_ops.common.kernels import ASCEND_TARGET, CUDA_TARGETS, KernelFactory, Program, compile_program
+from tilelang_ops.common.kernels import CUDA_TARGETS, KernelFactory, Program, compile_program
 from tilelang_ops.common.sizes import RELEASE, ModelSizes
 
-BACKEND_MODULES = {**dict.fromkeys(CUDA_TARGETS, "cuda"), ASCEND_TARGET: "ascend"}
+BACKEND_MODULES = ("cuda", "ascend")
 
 
 def factories(target: str) -> Iterator[KernelFactory]:
     """Every factory that is written for a target."""
     for module in pkgutil.walk_packages(tilelang_ops.__path__, "tilelang_ops."):
-        if module.name.rpartition(".")[2] == BACKEND_MODULES[target]:
+        if module.name.rpartition(".")[2] in BACKEND_MODULES:
             for value in vars(importlib.import_module(module.name)).values():
                 is_own = isinstance(value, KernelFactory) and value.make.__module__ == module.name
                 if is_own and target in value.targets:

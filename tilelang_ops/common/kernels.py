@@ -22,7 +22,7 @@ import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,7 @@ class KernelFactory:
         builds: sizes of the programs that a model of given sizes launches.
         pass_configs: options of TileLang's compiler.
         uses_tensor_cores: its binary must contain the architecture's own matrix instructions.
+        is_cuda: written in the CUDA dialect. For Ascend such a program runs on the vector cores.
     """
 
     make: Callable[..., Any]
@@ -59,6 +60,7 @@ class KernelFactory:
     builds: Callable[[ModelSizes], Sequence[Sizes]]
     pass_configs: Sizes
     uses_tensor_cores: bool = False
+    is_cuda: bool = True
     _programs: dict[tuple[Any, ...], Program] = field(default_factory=dict)
 
     def __call__(self, **sizes: Any) -> Program:
@@ -123,8 +125,15 @@ class Program:
         """
         if target not in self.factory.targets:
             raise ValueError(f"{self}: no kernel for {target!r}, only for {', '.join(self.factory.targets)}")
+        is_ported = target == ASCEND_TARGET and self.factory.is_cuda
         takes_arch = "arch" in inspect.signature(self.factory.make).parameters
-        return self.factory.make(**self.sizes, **({"arch": target} if takes_arch else {}))
+        arch = {"arch": CUDA_TARGETS[0] if is_ported else target} if takes_arch else {}
+        program = self.factory.make(**self.sizes, **arch)
+        if is_ported:
+            from tilelang_ops.common.vector_cores import on_vector_cores
+
+            program = on_vector_cores(program)
+        return program
 
     def file_name(self, target: str) -> str:
         """Name of the prebuilt kernel: changes with sizes, options, target and source."""
@@ -139,11 +148,16 @@ class Program:
 def cuda_kernel(
     *,
     builds: Callable[[ModelSizes], Sequence[Sizes]],
-    targets: tuple[str, ...] = CUDA_TARGETS,
+    targets: tuple[str, ...] | None = None,
     pass_configs: Sizes | None = None,
     uses_tensor_cores: bool = False,
 ) -> Callable[[Callable[..., Any]], KernelFactory]:
-    """Decorate a factory of CUDA kernels; the arguments are `KernelFactory`'s."""
+    """Decorate a factory of CUDA kernels; the arguments are `KernelFactory`'s.
+
+    Without `targets` these are both CUDA architectures and, for a kernel without matrix products, Ascend.
+    """
+    if targets is None:
+        targets = CUDA_TARGETS if uses_tensor_cores else (*CUDA_TARGETS, ASCEND_TARGET)
 
     def decorate(make: Callable[..., Any]) -> KernelFactory:
         package = make.__module__.rpartition(".")[0].removeprefix("tilelang_ops.")
@@ -156,8 +170,9 @@ def cuda_kernel(
 def ascend_kernel(
     *, builds: Callable[[ModelSizes], Sequence[Sizes]], pass_configs: Sizes | None = None
 ) -> Callable[[Callable[..., Any]], KernelFactory]:
-    """Decorate a factory of Ascend kernels; the arguments are `KernelFactory`'s."""
-    return cuda_kernel(builds=builds, targets=(ASCEND_TARGET,), pass_configs=pass_configs)
+    """Decorate a factory in the Ascend dialect, of a kernel that CUDA writes in another way."""
+    decorate = cuda_kernel(builds=builds, targets=(ASCEND_TARGET,), pass_configs=pass_configs)
+    return lambda make: replace(decorate(make), is_cuda=False)
 
 
 def compiler_target(target: str) -> dict[str, str]:

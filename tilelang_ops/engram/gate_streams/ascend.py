@@ -1,0 +1,5 @@
+"""gate_streams on Ascend: the blocks of the CUDA kernel on the vector cores."""
+
+from tilelang_ops.engram.gate_streams.cuda import run
+
+__all__ = ["run"]

@@ -1,0 +1,5 @@
+"""copy_records on Ascend: the blocks of the CUDA kernel on the vector cores."""
+
+from tilelang_ops.kv_cache.copy_records.cuda import run
+
+__all__ = ["run"]

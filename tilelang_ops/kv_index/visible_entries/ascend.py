@@ -1,0 +1,5 @@
+"""visible_entries on Ascend: the blocks of the CUDA kernel on the vector cores."""
+
+from tilelang_ops.kv_index.visible_entries.cuda import run
+
+__all__ = ["run"]

@@ -1,0 +1,5 @@
+"""combine_slots on Ascend: the blocks of the CUDA kernel on the vector cores."""
+
+from tilelang_ops.moe.combine_slots.cuda import run
+
+__all__ = ["run"]

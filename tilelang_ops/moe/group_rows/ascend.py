@@ -1,0 +1,5 @@
+"""group_rows on Ascend: the blocks of the CUDA kernel on the vector cores."""
+
+from tilelang_ops.moe.group_rows.cuda import run
+
+__all__ = ["run"]

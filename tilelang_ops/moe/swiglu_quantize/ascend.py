@@ -1,0 +1,5 @@
+"""swiglu_quantize on Ascend: the blocks of the CUDA kernel on the vector cores."""
+
+from tilelang_ops.moe.swiglu_quantize.cuda import run
+
+__all__ = ["run"]

@@ -1,0 +1,5 @@
+"""rms_norm on Ascend: the blocks of the CUDA kernel on the vector cores."""
+
+from tilelang_ops.norm.rms_norm.cuda import run
+
+__all__ = ["run"]
