@@ -24,10 +24,7 @@ def _close(actual: Tensor, x: Tensor, weight: Tensor) -> None:
 
 
 @pytest.mark.parametrize(("width", "source"), [(96, torch.float32), (512, torch.bfloat16)])
-def test_rms_norm(
-    run_kernel: KernelRunner, monkeypatch: pytest.MonkeyPatch, width: int, source: torch.dtype
-) -> None:
-    monkeypatch.setattr(norm_quantize, "MANY_ROWS", 9)
+def test_rms_norm(run_kernel: KernelRunner, width: int, source: torch.dtype) -> None:
     weight = torch.rand(width) + 0.5
     for num_rows in (1, 2, 9):
         x = (torch.randn(num_rows, width) * torch.logspace(-4, 4, num_rows)[:, None]).to(source)

@@ -10,7 +10,6 @@ from tilelang_ops.norm.norm_quantize.op import Normed
 
 THREADS = 128
 GROUP = 32
-MANY_ROWS = 2048  # from here on every SM has rows enough
 
 
 def row_shape(width: int, threads: int = THREADS) -> tuple[int, int, int]:
@@ -29,9 +28,7 @@ def row_shape(width: int, threads: int = THREADS) -> tuple[int, int, int]:
             "keeps_values": keeps,
             "quantizes": quantizes,
             "adds_residual": False,
-            "turns": turns,
         }
-        for turns in (1, 2)
         for width, keeps, quantizes in (
             (model.hidden_size, True, False),
             (model.hidden_size, True, True),
@@ -42,13 +39,12 @@ def row_shape(width: int, threads: int = THREADS) -> tuple[int, int, int]:
         )
     ]
 )
-def kernel(width: int, source: str, keeps_values: bool, quantizes: bool, adds_residual: bool, turns: int):
-    """`turns` rows of a thread share what it loads of the weight; it does not show in the bits."""
+def kernel(width: int, source: str, keeps_values: bool, quantizes: bool, adds_residual: bool):
     n = T.dynamic("n")
     lanes, steps, vector = row_shape(width)
     quarter = min(4, lanes)  # lanes that share a scale
     quads = lanes // quarter
-    rows = THREADS // lanes  # side by side
+    rows = THREADS // lanes
     groups = max(1, width // GROUP)
 
     @T.prim_func
@@ -62,40 +58,39 @@ def kernel(width: int, source: str, keeps_values: bool, quantizes: bool, adds_re
         total: T.Tensor((n, width), source),
         eps: T.float32,
     ):
-        with T.Kernel(T.ceildiv(n, rows * turns), threads=THREADS) as block:
-            held = T.alloc_fragment((rows, quads, quarter, turns, steps, vector), source)
-            sums = T.alloc_fragment((rows, quads, quarter, turns), "float32")
-            quad_sums = T.alloc_fragment((rows, quads, turns), "float32")
-            inverse = T.alloc_fragment((rows, turns), "float32")
+        with T.Kernel(T.ceildiv(n, rows), threads=THREADS) as block:
+            held = T.alloc_fragment((rows, quads, quarter, steps, vector), source)
+            sums = T.alloc_fragment((rows, quads, quarter), "float32")
+            quad_sums = T.alloc_fragment((rows, quads), "float32")
+            inverse = T.alloc_fragment((rows,), "float32")
             for r, q, p in T.Parallel(rows, quads, quarter):
                 v = T.alloc_local((vector,), "float32")
-                for t in T.unroll(turns):
-                    row = (block * turns + t) * rows + r
-                    squares = T.alloc_var("float32")
-                    squares = 0.0
-                    for s in T.unroll(steps):
-                        start = ((s * quads + q) * quarter + p) * vector
+                row = block * rows + r
+                squares = T.alloc_var("float32")
+                squares = 0.0
+                for s in T.unroll(steps):
+                    start = ((s * quads + q) * quarter + p) * vector
+                    for k in T.vectorized(vector):
+                        v[k] = T.cast(x[row, start + k], "float32")
+                    if adds_residual:
+                        other = T.alloc_local((vector,), "float32")
                         for k in T.vectorized(vector):
-                            v[k] = T.cast(x[row, start + k], "float32")
-                        if adds_residual:
-                            other = T.alloc_local((vector,), "float32")
-                            for k in T.vectorized(vector):
-                                other[k] = T.cast(residual[row, start + k], "float32")
-                            for k in T.unroll(vector):
-                                v[k] = T.cast(T.cast(v[k] + other[k], source), "float32")
-                            for k in T.vectorized(vector):
-                                total[row, start + k] = T.cast(v[k], source)
+                            other[k] = T.cast(residual[row, start + k], "float32")
                         for k in T.unroll(vector):
-                            squares = squares + v[k] * v[k]
+                            v[k] = T.cast(T.cast(v[k] + other[k], source), "float32")
                         for k in T.vectorized(vector):
-                            held[r, q, p, t, s, k] = T.cast(v[k], source)
-                    sums[r, q, p, t] = squares
+                            total[row, start + k] = T.cast(v[k], source)
+                    for k in T.unroll(vector):
+                        squares = squares + v[k] * v[k]
+                    for k in T.vectorized(vector):
+                        held[r, q, p, s, k] = T.cast(v[k], source)
+                sums[r, q, p] = squares
             T.reduce_sum(sums, quad_sums, dim=2)
             T.reduce_sum(quad_sums, inverse, dim=1)
-            for r, t in T.Parallel(rows, turns):
-                inverse[r, t] = 1.0 / T.sqrt(inverse[r, t] / width + eps)
-            normed = T.alloc_fragment((rows, quads, quarter, turns, steps, vector), source)
-            largest = T.alloc_fragment((rows, quads, quarter, turns, steps), "int32")
+            for r in T.Parallel(rows):
+                inverse[r] = 1.0 / T.sqrt(inverse[r] / width + eps)
+            normed = T.alloc_fragment((rows, quads, quarter, steps, vector), source)
+            largest = T.alloc_fragment((rows, quads, quarter, steps), "int32")
             for r, q, p in T.Parallel(rows, quads, quarter):
                 v = T.alloc_local((vector,), "float32")
                 gain = T.alloc_local((vector,), "float32")
@@ -105,42 +100,40 @@ def kernel(width: int, source: str, keeps_values: bool, quantizes: bool, adds_re
                     start = ((s * quads + q) * quarter + p) * vector
                     for k in T.vectorized(vector):
                         gain[k] = weight[start + k]
-                    for t in T.unroll(turns):
+                    for k in T.vectorized(vector):
+                        v[k] = T.cast(held[r, q, p, s, k], "float32")
+                    for k in T.unroll(vector):
+                        v[k] = T.cast(T.cast(v[k] * inverse[r] * gain[k], source), "float32")
+                    if keeps_values:
                         for k in T.vectorized(vector):
-                            v[k] = T.cast(held[r, q, p, t, s, k], "float32")
+                            values[block * rows + r, start + k] = T.cast(v[k], source)
+                    if quantizes:
+                        top = 0.0
+                        magnitudes = 0.0
                         for k in T.unroll(vector):
-                            v[k] = T.cast(T.cast(v[k] * inverse[r, t] * gain[k], source), "float32")
-                        if keeps_values:
-                            for k in T.vectorized(vector):
-                                values[(block * turns + t) * rows + r, start + k] = T.cast(v[k], source)
-                        if quantizes:
-                            top = 0.0
-                            magnitudes = 0.0
-                            for k in T.unroll(vector):
-                                top = T.max(top, T.abs(v[k]))
-                                magnitudes = magnitudes + T.abs(v[k])
-                            largest[r, q, p, t, s] = amax_bits(top, magnitudes)
-                            for k in T.vectorized(vector):
-                                normed[r, q, p, t, s, k] = T.cast(v[k], source)
+                            top = T.max(top, T.abs(v[k]))
+                            magnitudes = magnitudes + T.abs(v[k])
+                        largest[r, q, p, s] = amax_bits(top, magnitudes)
+                        for k in T.vectorized(vector):
+                            normed[r, q, p, s, k] = T.cast(v[k], source)
             if quantizes:
-                amax = T.alloc_fragment((rows, quads, turns, steps), "int32")
-                factor = T.alloc_fragment((rows, quads, turns, steps), "float32")
+                amax = T.alloc_fragment((rows, quads, steps), "int32")
+                factor = T.alloc_fragment((rows, quads, steps), "float32")
                 T.reduce_max(largest, amax, dim=2)
-                for r, q, t, s in T.Parallel(rows, quads, turns, steps):
-                    row = (block * turns + t) * rows + r
-                    byte = fp8_scale_byte(amax[r, q, t, s])
-                    factor[r, q, t, s] = e8m0_inverse(byte)
+                for r, q, s in T.Parallel(rows, quads, steps):
+                    row = block * rows + r
+                    byte = fp8_scale_byte(amax[r, q, s])
+                    factor[r, q, s] = e8m0_inverse(byte)
                     if row < n:
                         scales[row, s * quads + q] = T.cast(byte, "uint8")
                 for r, q, p in T.Parallel(rows, quads, quarter):
-                    for t in T.unroll(turns):
-                        for s in T.unroll(steps):
-                            start = ((s * quads + q) * quarter + p) * vector
-                            for k in T.vectorized(vector):
-                                codes[(block * turns + t) * rows + r, start + k] = T.cast(
-                                    T.cast(normed[r, q, p, t, s, k], "float32") * factor[r, q, t, s],
-                                    "float8_e4m3fn",
-                                )
+                    for s in T.unroll(steps):
+                        start = ((s * quads + q) * quarter + p) * vector
+                        for k in T.vectorized(vector):
+                            codes[block * rows + r, start + k] = T.cast(
+                                T.cast(normed[r, q, p, s, k], "float32") * factor[r, q, s],
+                                "float8_e4m3fn",
+                            )
 
     return norm_quantize
 
@@ -167,7 +160,6 @@ def launch(
             keeps_values=keeps_values,
             quantizes=quantizes,
             adds_residual=residual is not None,
-            turns=2 if num_rows >= MANY_ROWS else 1,
         )
         encoded = None if codes is None else codes.view(torch.float8_e4m3fn)
         program(x, residual, weight, values, encoded, scales, total, eps)
