@@ -273,7 +273,8 @@ class Statements(Expressions):
             if len(args) > 1:
                 self._copy(args[0], args[1], {})
         elif op in ("tvm_storage_sync", "sync_threads"):
-            self.write("sync_block();")
+            named = [self.expression(a) for a in args[1:]]  # a barrier's number and how many threads it joins
+            self.write(f"sync_named({', '.join(named)});" if len(named) == 2 else "sync_block();")
         elif op == "sync_warp":
             self.write("sync_warp();")
         elif op == "thread_return":

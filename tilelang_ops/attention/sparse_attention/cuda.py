@@ -60,7 +60,7 @@ def _load_index(numbers, index, row, width, tx):
 
 
 @T.macro
-def _list_records(numbers, records, stride, listed, pool, totals, found, tx):
+def _list_records(numbers, width, records, stride, listed, pool, totals, found, tx):
     """Writes the rows of a pool that the threads' `numbers` name, in order, to listed[first], ...
 
     Copies of the last one fill up KEYS.
@@ -69,20 +69,23 @@ def _list_records(numbers, records, stride, listed, pool, totals, found, tx):
     bits = T.alloc_local((PER_THREAD,), "uint32")
     place = T.alloc_local((1,), "int32")
     for j in T.unroll(PER_THREAD):
-        bits[j] = T.cast(T.ballot(numbers[j] >= 0), "uint32")
-        if lane == 0:
-            totals[pool, j * WARPS + warp] = T.popcount(bits[j])
+        if j * THREADS < width:
+            bits[j] = T.cast(T.ballot(numbers[j] >= 0), "uint32")
+            if lane == 0:
+                totals[pool, j * WARPS + warp] = T.popcount(bits[j])
     T.sync_threads()
     found[0] = 0
     for j in T.unroll(PER_THREAD):
-        place[0] = pool * MAX_KEYS + found[0]
-        for w in T.unroll(WARPS):
-            if w < warp:
-                place[0] += totals[pool, j * WARPS + w]
-            found[0] += totals[pool, j * WARPS + w]
-        if numbers[j] >= 0:
-            place[0] += T.popcount(bits[j] & ((T.uint32(1) << T.cast(lane, "uint32")) - T.uint32(1)))
-            listed[place[0]] = numbers[j] // records * stride + numbers[j] % records
+        if j * THREADS < width:
+            place[0] = pool * MAX_KEYS + found[0]
+            for w in T.unroll(WARPS):
+                if w < warp:
+                    place[0] += totals[pool, j * WARPS + w]
+                found[0] += totals[pool, j * WARPS + w]
+            if numbers[j] >= 0:
+                before = bits[j] & ((T.uint32(1) << T.cast(lane, "uint32")) - T.uint32(1))
+                place[0] += T.popcount(before)
+                listed[place[0]] = numbers[j] // records * stride + numbers[j] % records
     T.sync_threads()
     if found[0] > 0 and found[0] + tx < T.ceildiv(found[0], KEYS) * KEYS:
         listed[pool * MAX_KEYS + found[0] + tx] = listed[pool * MAX_KEYS + found[0] - 1]
@@ -287,11 +290,15 @@ def kernel(has_main: bool, arch: str):
             if has_main:
                 _load_index(main_numbers, main_index, row, main_width, tx)
             _load_queries(lines, q, row, group * HEADS, heads, tx)
-            _list_records(window_numbers, window_records, window_stride, listed, 0, totals, num_window, tx)
+            _list_records(
+                window_numbers, window_width, window_records, window_stride, listed, 0, totals, num_window, tx
+            )
             num_main[0] = 0
             factor = scale * (SHRUNK * LOG2_E)
             if has_main:
-                _list_records(main_numbers, main_records, main_stride, listed, 1, totals, num_main, tx)
+                _list_records(
+                    main_numbers, main_width, main_records, main_stride, listed, 1, totals, num_main, tx
+                )
             T.sync_threads()
             window_blocks = T.ceildiv(num_window[0], KEYS)
             num_blocks = window_blocks + T.ceildiv(num_main[0], KEYS)

@@ -16,7 +16,7 @@ inline constexpr int WARP = 32;
 inline constexpr int MAX_THREADS = 1024;
 inline constexpr size_t STACK_BYTES = 1 << 18;
 
-enum class Waiting { NOT, WARP, GROUP, BLOCK };
+enum class Waiting { NOT, WARP, GROUP, NAMED, BLOCK };
 
 struct Fiber {
     ucontext_t context;
@@ -24,6 +24,7 @@ struct Fiber {
     bool is_done;
     Waiting waiting;
     int group_first, group_count;  // whom it waits for at a GROUP
+    int barrier, barrier_count;    // which one NAMED is, and how many threads it joins
 };
 
 struct Block {
@@ -68,6 +69,14 @@ inline void sync_group(int first, int count) {
     wait(Waiting::GROUP);
 }
 
+// Waits until `count` threads have come to barrier `number`.
+inline void sync_named(int number, int count) {
+    Fiber& self = block.fibers[block.current];
+    self.barrier = number;
+    self.barrier_count = count;
+    wait(Waiting::NAMED);
+}
+
 // The thread that carries out what threads from `first` on do together.
 inline bool is_leader(int first = 0) {
     for (int k = first; k < block.count; ++k) {
@@ -85,6 +94,21 @@ inline bool release_group(int first, int count) {
         if (!fiber.is_done && !is_here) return false;
     }
     for (int k = first; k < first + count; ++k) block.fibers[k].waiting = Waiting::NOT;
+    return true;
+}
+
+// Lets the threads at a barrier on if enough have come.
+inline bool release_named(int number, int count) {
+    int here = 0;
+    for (int k = 0; k < block.count; ++k) {
+        const Fiber& fiber = block.fibers[k];
+        here += !fiber.is_done && fiber.waiting == Waiting::NAMED && fiber.barrier == number;
+    }
+    if (here != count) return false;
+    for (int k = 0; k < block.count; ++k) {
+        Fiber& fiber = block.fibers[k];
+        if (fiber.waiting == Waiting::NAMED && fiber.barrier == number) fiber.waiting = Waiting::NOT;
+    }
     return true;
 }
 
@@ -111,6 +135,8 @@ inline bool release() {
         const Fiber& fiber = block.fibers[k];
         if (!fiber.is_done && fiber.waiting == Waiting::GROUP) {
             any |= release_group(fiber.group_first, fiber.group_count);
+        } else if (!fiber.is_done && fiber.waiting == Waiting::NAMED) {
+            any |= release_named(fiber.barrier, fiber.barrier_count);
         }
     }
     if (!any && alive > 0 && at_block == alive) {
