@@ -24,6 +24,14 @@ from tilelang_ops.common.cuda_numerics import (
 )
 
 BLOCK = 64  # channels of a step, and weight rows of a packed block
+PROCESSORS = 132  # of an H200; they decide on tiles, not on bits
+MANY_BLOCKS = PROCESSORS  # from here on a block sums all its segments
+TILE_COSTS = {
+    64: 30,
+    96: 34,
+    128: 38,
+    256: 65,
+}  # activation rows of a tile -> time of a step on an H200, us / 100
 EXPERT_BITS = 10  # fewer than 1024 experts on a device
 WORDS = {"mxfp4": 17, "fp8": 33}  # rows of 32 words in a packed block: codes, then one row of scales
 
@@ -402,9 +410,19 @@ def matrix_program(
     return program.with_attr("global_symbol", name)
 
 
-def tile_rows(num_rows: int) -> int:
-    """Activation rows of a tile for a batch of `num_rows`, or for experts with so many rows on average."""
-    return 64 if num_rows <= 64 else 128
+def tile_rows(num_rows: int, column_tiles: int, choices: tuple[int, ...]) -> int:
+    """Activation rows of a tile: those that take the least time, by rounds of blocks over the processors.
+
+    Args:
+        num_rows: of the batch.
+        column_tiles: blocks of one row of tiles.
+        choices: keys of `TILE_COSTS`.
+    """
+
+    def cost(rows: int) -> int:
+        return -(-column_tiles * -(-num_rows // rows) // PROCESSORS) * TILE_COSTS[rows]
+
+    return min(choices, key=cost)
 
 
 def split_count(columns: int, width: int) -> int:
@@ -440,3 +458,12 @@ def sum_program(*, name, columns, num_parts, num_splits, result, threads=128):
                     out[row, column] = T.cast(total, result)
 
     return program.with_attr("global_symbol", name)
+
+
+def pipeline(fmt: str, block_n: int, width: int, arch: str) -> dict[str, int | bool]:
+    """How a program of 128 weight rows is pipelined: what was fastest, within shared memory and registers."""
+    if arch == "sm_100a" or fmt == "bfloat16" or block_n == 256 or width % (4 * BLOCK):
+        return {"stages": 4, "depth": 1}
+    if fmt == "mxfp4" and block_n == 64:
+        return {"stages": 2, "depth": 4, "blocks_per_sm": 2}
+    return {"stages": 2, "depth": 4, "is_overlapped": True}

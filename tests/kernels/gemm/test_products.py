@@ -23,7 +23,7 @@ from tilelang_ops.gemm.linear import reference as linear_reference
 from tilelang_ops.gemm.linear_fp8 import cuda as fp8_cuda
 from tilelang_ops.gemm.linear_fp8 import reference as fp8_reference
 
-WIDTH = 160  # two and a half steps
+WIDTH = 256  # one stage of four steps
 ROW_SAMPLES = ((69, 70), (5, 67))
 
 
@@ -39,14 +39,14 @@ def assert_close(actual: Tensor, x: Tensor, weight: Tensor) -> None:
     assert ((actual.double() - exact).abs() <= magnitudes * 2.0**-20 + exact.abs() * unit).all()
 
 
-@pytest.mark.parametrize(("columns", "num_groups"), [(160, 1), (128, 2)])
-def test_linear_fp8(run: KernelRunner, columns: int, num_groups: int) -> None:
-    x = rounded_rows(70, WIDTH * num_groups)
-    weight = pack_fp8(*fp8_weight(num_groups, columns, WIDTH))
+@pytest.mark.parametrize(("columns", "width", "num_groups"), [(160, 160, 1), (128, WIDTH, 2)])
+def test_linear_fp8(run: KernelRunner, columns: int, width: int, num_groups: int) -> None:
+    x = rounded_rows(70, width * num_groups)
+    weight = pack_fp8(*fp8_weight(num_groups, columns, width))
     out, _ = run(fp8_cuda, x, weight, columns, num_groups)
     for group, values in enumerate(unpack_fp8(weight)):
         part = out[:, group * columns : (group + 1) * columns]
-        assert_close(part, x[:, group * WIDTH : (group + 1) * WIDTH], values[:columns, :WIDTH])
+        assert_close(part, x[:, group * width : (group + 1) * width], values[:columns, :width])
     torch.testing.assert_close(
         out, fp8_reference.run(x, weight, columns, num_groups), rtol=2.0**-7, atol=1e-5
     )

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from tilelang_ops.common.kernels import cuda_kernel
-from tilelang_ops.common.matrix import matrix_program, tile_rows
+from tilelang_ops.common.matrix import matrix_program, pipeline
 
 
 @cuda_kernel(
@@ -28,11 +28,11 @@ def kernel(inner: int, width: int, block_n: int, round_output: bool, arch: str):
         result="bfloat16",
         block_m=128,
         block_n=block_n,
-        stages=4,
         is_grouped=True,
         is_gated=True,
         round_output=round_output,
         arch=arch,
+        **pipeline("mxfp4", block_n, width, arch),
     )
 
 
@@ -50,7 +50,7 @@ def run(
     program = kernel(
         inner=inner,
         width=width,
-        block_n=tile_rows(num_rows // weights.shape[0]),
+        block_n=64 if num_rows <= 64 * weights.shape[0] else 128,
         round_output=round_output,
     )
     program(x.contiguous(), weights.view(torch.uint32).flatten(0, 1), offsets, factors, out, limit)

@@ -4,9 +4,14 @@ import torch
 from torch import Tensor
 
 from tilelang_ops.common.kernels import cuda_kernel
-from tilelang_ops.common.matrix import matrix_program, split_count, sum_program, tile_rows
-
-MANY_BLOCKS = 132  # from here on a block sums all its segments
+from tilelang_ops.common.matrix import (
+    MANY_BLOCKS,
+    matrix_program,
+    pipeline,
+    split_count,
+    sum_program,
+    tile_rows,
+)
 
 
 def _shapes(model):
@@ -35,8 +40,9 @@ def _shapes(model):
         }
         for columns, width, parts, result in _shapes(model)
         for in_turn in (True, False)
-        for block_n in (64, 128)
+        for block_n in (64, 128, 256)
         if (in_turn and parts == 1) or (not in_turn and split_count(columns * parts, width) > 1)
+        if block_n < 256 or split_count(columns * parts, width) == 1
     ],
     uses_tensor_cores=True,
 )
@@ -49,10 +55,10 @@ def kernel(columns: int, width: int, result: str, num_splits: int, in_turn: bool
         result=result,
         block_m=128,
         block_n=block_n,
-        stages=4,
         num_splits=num_splits,
         in_turn=in_turn,
         arch=arch,
+        **pipeline("bfloat16", block_n, width // num_splits, arch),
     )
 
 
@@ -78,11 +84,14 @@ def run(x: Tensor, weight: Tensor, dtype: torch.dtype, num_parts: int) -> Tensor
     num_rows, width = x.shape
     rows = weight.shape[0]
     result = str(dtype).removeprefix("torch.")
-    num_splits, block_n = split_count(rows, width), tile_rows(num_rows)
+    num_splits, column_tiles = split_count(rows, width), -(-rows // 128)
+    in_turn = num_splits == 1 or column_tiles * -(-num_rows // 128) >= MANY_BLOCKS
+    in_turn = in_turn and num_parts == 1
+    choices = (64, 128, 256) if num_splits == 1 else (64, 128)
+    block_n = tile_rows(num_rows, column_tiles if in_turn else column_tiles * num_splits, choices)
     out = x.new_empty(num_rows, rows // num_parts, dtype=dtype)
-    blocks = -(-num_rows // block_n) * -(-rows // 128)
     sizes = {"columns": rows, "width": width}
-    if num_parts == 1 and (num_splits == 1 or blocks >= MANY_BLOCKS):
+    if in_turn:
         program = kernel(**sizes, result=result, num_splits=num_splits, in_turn=True, block_n=block_n)
         program(x.contiguous(), weight, out)
         return out

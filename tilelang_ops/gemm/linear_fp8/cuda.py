@@ -4,7 +4,15 @@ import torch
 from torch import Tensor
 
 from tilelang_ops.common.kernels import cuda_kernel
-from tilelang_ops.common.matrix import matrix_program, tile_rows
+from tilelang_ops.common.matrix import (
+    MANY_BLOCKS,
+    TILE_COSTS,
+    matrix_program,
+    pipeline,
+    split_count,
+    sum_program,
+    tile_rows,
+)
 
 
 def _shapes(model):
@@ -23,32 +31,74 @@ def _shapes(model):
     ]
 
 
+def _splits(columns, width, num_groups):
+    return split_count(columns, width) if num_groups == 1 else 1
+
+
 @cuda_kernel(
     builds=lambda model: [
-        {"columns": columns, "width": width, "num_groups": groups, "block_n": block_n}
+        {
+            "columns": columns,
+            "width": width,
+            "num_groups": groups,
+            "num_splits": _splits(columns, width, groups),
+            "in_turn": in_turn,
+            "block_n": block_n,
+        }
         for columns, width, groups in _shapes(model)
-        for block_n in (64, 128)
+        for in_turn in (True, False)
+        for block_n in TILE_COSTS
+        if (_splits(columns, width, groups) > 1 and block_n < 256)
+        or (_splits(columns, width, groups) == 1 and in_turn)
     ],
     uses_tensor_cores=True,
 )
-def kernel(columns: int, width: int, num_groups: int, block_n: int, arch: str):
+def kernel(
+    columns: int, width: int, num_groups: int, num_splits: int, in_turn: bool, block_n: int, arch: str
+):
     return matrix_program(
         name="linear_fp8",
         fmt="fp8",
         columns=columns,
         width=width,
-        result="bfloat16",
+        result="bfloat16" if in_turn else "float32",
         block_m=128,
         block_n=block_n,
-        stages=4,
         num_groups=num_groups,
+        num_splits=num_splits,
+        in_turn=in_turn,
         arch=arch,
+        **pipeline("fp8", block_n, width // num_splits, arch),
+    )
+
+
+@cuda_kernel(
+    builds=lambda model: [
+        {"columns": columns, "num_splits": _splits(columns, width, groups)}
+        for columns, width, groups in _shapes(model)
+        if _splits(columns, width, groups) > 1
+    ]
+)
+def sum_parts(columns: int, num_splits: int):
+    return sum_program(
+        name="sum_parts", columns=columns, num_parts=1, num_splits=num_splits, result="bfloat16"
     )
 
 
 def run(x: Tensor, weight: Tensor, columns: int, num_groups: int) -> Tensor:
     num_rows, width = x.shape[0], x.shape[1] // num_groups
+    num_splits, column_tiles = _splits(columns, width, num_groups), num_groups * -(-columns // 128)
+    in_turn = num_splits == 1 or column_tiles * -(-num_rows // 128) >= MANY_BLOCKS
+    choices = (64, 96, 128, 256) if num_splits == 1 else (64, 96, 128)
+    block_n = tile_rows(num_rows, column_tiles if in_turn else column_tiles * num_splits, choices)
     out = x.new_empty(num_rows, num_groups * columns)
-    program = kernel(columns=columns, width=width, num_groups=num_groups, block_n=tile_rows(num_rows))
-    program(x.contiguous(), weight.view(torch.uint32).flatten(0, 1), out)
+    sizes = {"columns": columns, "width": width, "num_groups": num_groups, "num_splits": num_splits}
+    program = kernel(**sizes, in_turn=in_turn, block_n=block_n)
+    packed = weight.view(torch.uint32).flatten(0, 1)
+    if in_turn:
+        program(x.contiguous(), packed, out)
+        return out
+    partial = x.new_empty(num_splits * num_rows, columns, dtype=torch.float32)
+    program(x.contiguous(), packed, partial)
+    sum_parts(columns=columns, num_splits=num_splits)(partial, out)
     return out
