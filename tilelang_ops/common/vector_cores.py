@@ -1,8 +1,8 @@
 """CUDA programs on Ascend: the blocks of a launch become turns of the vector cores' SIMT threads.
 
 A program without matrix products says little that belongs to CUDA alone: a grid of blocks, threads that share
-memory, loops and reductions over tiles. Ascend 950 runs such code in a SIMT section of a vector core. Its grid
-is one-dimensional and as long as there are cores, so core c takes the blocks c, c + num_cores, ...:
+memory, loops and reductions over tiles. Ascend 950 runs such code in a SIMT section of a vector core. Its
+grid is one-dimensional and as long as there are cores, so core c takes the blocks c, c + num_cores, ...:
 
     CUDA       block (x, y, z)     threads          shared memory      registers
     Ascend     turn i of core c    SIMT threads     unified buffer     registers
@@ -28,7 +28,8 @@ SHUFFLES = {
     "tl.shfl_up_sync": "asc_shfl_up",
     "tl.shfl_down_sync": "asc_shfl_down",
 }
-# Operations that CUDA must be asked to round on their own, as Ascend does anyway, and one without a name there.
+# Operations that CUDA must be asked to round on their own, as Ascend does anyway; and such as it has no name
+# for.
 PLAIN = {
     "tl.ieee_add": lambda a, b, *_: a + b,
     "tl.ieee_sub": lambda a, b, *_: a - b,
