@@ -90,12 +90,8 @@ def compile_all(programs: Iterable[Program], target: str) -> dict[Program, Repor
     tools = (nvcc(), nvdisasm())
     reports: dict[Program, Report] = {}
     open_batches: dict[tuple[Any, ...], list[tuple[Program, _Lowered]]] = {}
-    running: list[tuple[list[tuple[Program, _Lowered]], Future[list[Report]]]] = []
+    running: list[Future[dict[Program, Report]]] = []
     with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // _workers())) as pool:
-
-        def start(batch: list[tuple[Program, _Lowered]]) -> None:
-            running.append((batch, pool.submit(_compile, [lowered for _, lowered in batch], target, tools)))
-
         for program in programs:
             known = _recall(_program_key(program, target))
             if known is not None:
@@ -106,17 +102,26 @@ def compile_all(programs: Iterable[Program], target: str) -> dict[Program, Repor
             except Exception as error:  # TileLang raises whatever its passes raise
                 reports[program] = Report(error=f"{type(error).__name__}: {_last_line(str(error))}")
                 continue
-            batch = open_batches.setdefault((lowered.preamble, lowered.flags), [])
-            batch.append((program, lowered))
-            if len(batch) == BATCH:
-                start(open_batches.pop((lowered.preamble, lowered.flags)))
-        for batch in open_batches.values():
-            start(batch)
-        for batch, job in running:
-            for (program, _), report in zip(batch, job.result(), strict=True):
-                reports[program] = report
-                if not report.error:
-                    write_whole(_program_key(program, target), json.dumps(asdict(report)))
+            key = lowered.preamble, lowered.flags
+            open_batches.setdefault(key, []).append((program, lowered))
+            if len(open_batches[key]) == BATCH:
+                running.append(pool.submit(_compile_and_keep, open_batches.pop(key), target, tools))
+        running += [pool.submit(_compile_and_keep, batch, target, tools) for batch in open_batches.values()]
+        for job in running:
+            reports.update(job.result())
+    return reports
+
+
+def _compile_and_keep(
+    batch: list[tuple[Program, _Lowered]], target: str, tools: tuple[str, str]
+) -> dict[Program, Report]:
+    """Reports of a batch; each is remembered as soon as it is there, so that an interrupted run can go on."""
+    reports = dict(
+        zip((p for p, _ in batch), _compile([low for _, low in batch], target, tools), strict=True)
+    )
+    for program, report in reports.items():
+        if not report.error:
+            write_whole(_program_key(program, target), json.dumps(asdict(report)))
     return reports
 
 

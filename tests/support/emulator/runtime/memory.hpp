@@ -47,6 +47,7 @@ struct Scratch : Buffer {
     }
 };
 
+// Access is not inlined: programs have thousands of them, and compiling takes longer than running.
 struct Axis {
     int64_t index, size, stride;
 };
@@ -67,7 +68,7 @@ inline int64_t report_outside(const Buffer& buffer, const Axis* axes, int count)
 
 // Position of an element in its buffer, in elements.
 template <class... Axes>
-inline int64_t position(const Buffer& buffer, Axes... axes) {
+[[gnu::noinline]] int64_t position(const Buffer& buffer, Axes... axes) {
     if (((axes.index < 0 || axes.index >= axes.size) || ...)) {
         const Axis all[] = {axes...};
         return report_outside(buffer, all, sizeof...(axes));
@@ -115,7 +116,7 @@ inline T peek(const Buffer& buffer, int64_t at) {
 }
 
 template <class T>
-inline T load(const Buffer& buffer, int64_t at) {
+[[gnu::noinline]] T load(const Buffer& buffer, int64_t at) {
     const T value = peek<T>(buffer, at);
     if (at != OUTSIDE && !is_written<T>(buffer, at)) {
         fail("never written: element %lld of scratch %s is read", (long long)at, buffer.name);
@@ -124,7 +125,7 @@ inline T load(const Buffer& buffer, int64_t at) {
 }
 
 template <class T>
-inline void store(const Buffer& buffer, int64_t at, T value) {
+[[gnu::noinline]] void store(const Buffer& buffer, int64_t at, T value) {
     if (at == OUTSIDE) return;
     uint8_t* to = locate<T>(buffer, at);
     if constexpr (std::is_same_v<T, e2m1>) {

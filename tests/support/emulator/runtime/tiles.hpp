@@ -249,7 +249,7 @@ inline Operand<W> gather(const Region& region, int64_t rows, int64_t columns, bo
 
 // c = a b (+ c): the sum over k runs in ascending order, each product and each sum rounded to c's wide type.
 template <class C, class A, class B>
-inline void gemm(const Region& a, const Region& b, const Region& c, bool transpose_a, bool transpose_b, int64_t m,
+[[gnu::optimize("O3")]] inline void gemm(const Region& a, const Region& b, const Region& c, bool transpose_a, bool transpose_b, int64_t m,
                  int64_t n, int64_t k, bool clear) {
     using W = Wide<C>;
     const Operand<W> left = gather<W, A>(a, m, k, transpose_a);
