@@ -11,12 +11,14 @@ short list:
              of score or fewer, around a sampled reference
     counts   say in which place the k-th token is, exactly, and, with exp(place) for a mass, about where the
              nucleus ends
-    walk 2   the masses of all tokens and of those above the places in question, as integers; tokens in those
-             places are collected
+    walk 2   the masses of all tokens and of those above the places in question; tokens in those places are
+             collected
     list     is sorted, and its prefix sums of masses give the cut, or that the guess was wrong: then wider
              places are tried once
     bisect   finds a cut that the list has no room for, a walk per bit of a key
 
+In walk 2 a draw is content with masses in float32, of known error: it draws among all that may stay, and only
+where the winner is not sure to stay, a matter of chances of 2^-13, the row is walked again for the integers.
 The masses are those of `truncate_scores`' reference: every step is rounded once, so programs are built with
 `OPTIONS`.
 """
@@ -86,6 +88,10 @@ class Row:
         self.unit = T.alloc_local((1,), "float32")  # places per unit of a score
         self.low, self.high, self.k_place = (T.alloc_local((1,), "float32") for _ in range(3))
         self.mass_above, self.mass_all = (T.alloc_local((1,), "int64") for _ in range(2))
+        self.near_above, self.near_all = (T.alloc_local((1,), "float32") for _ in range(2))
+        self.doubt = T.alloc_local((1,), "int64")  # bound of the error of comparisons of masses
+        self.is_exact = T.alloc_local((1,), "int32")  # whether walk 2 sums integers
+        self.sure_cut = T.alloc_local((1,), "uint64")  # of those that stay whatever the error
         self.threshold = T.alloc_local((1,), "int64")
         self.cut = T.alloc_local((1,), "uint64")
         self.limit = T.alloc_local((1,), "uint64")  # of `bisect`
@@ -566,8 +572,41 @@ def add_masses(r, base):
 
 
 @T.macro
+def add_near_masses(r, base):
+    """The same in float32."""
+    for j in T.unroll(4):
+        if r.scores[base + j] >= r.floor[0] and r.places[j] >= r.k_place[0]:
+            mass = keep(T.__exp(r.scores[base + j] - r.peak[0]))
+            r.near_all[0] = r.near_all[0] + mass
+            if r.places[j] > r.high[0]:
+                r.near_above[0] = r.near_above[0] + mass
+
+
+@T.macro
+def finish_masses(r):
+    """Masses of the whole row, after the walk; near ones are off by 2^-15 of all at most.
+
+    A thread's 2^8 terms cost as many roundings of 2^-24, and an exponential is as good as 2^-18.
+    """
+    if r.is_exact[0] == 1:
+        reduce_block(r, r.mass_above, added)
+        reduce_block(r, r.mass_all, added)
+        r.doubt[0] = T.int64(0)
+    else:
+        reduce_block(r, r.near_above, added)
+        reduce_block(r, r.near_all, added)
+        r.mass_above[0] = T.cast(r.near_above[0] * T.float32(2.0**40), "int64")
+        r.mass_all[0] = T.cast(r.near_all[0] * T.float32(2.0**40), "int64")
+        # A comparison has a mass on both sides.
+        r.doubt[0] = T.cast(r.near_all[0] * T.float32(2.0**26), "int64") + T.int64(1)
+
+
+@T.macro
 def read_list(r):
-    """The cut, if it lies in the list and the list is whole: sets r.is_found and r.cut."""
+    """The cut, if it lies in the list and the list is whole: sets r.is_found, r.cut and r.sure_cut.
+
+    With near masses the cut keeps all that may stay.
+    """
     size = T.alloc_local((1,), "int32")
     at = T.alloc_local((1,), "int32")
     own = T.alloc_local((1,), "int64")
@@ -638,6 +677,7 @@ def read_list(r):
     r.threshold[0] = T.cast(T.floor(share), "int64")
     # The last token that stays.
     r.cut[0] = ~T.uint64(0)
+    r.sure_cut[0] = ~T.uint64(0)
     before[0] = before[0] + r.mass_above[0]
     for i in T.serial(per_thread):
         if first + i < count:
@@ -645,20 +685,23 @@ def read_list(r):
             is_second = first + i >= num_first[0]
             rank = num_above[0] + first + i + T.if_then_else(is_second, num_between[0], T.int64(0))
             ahead = before[0] + T.if_then_else(is_second, mass_between, T.int64(0))
-            if (r.top_k[0] <= 0 or rank < r.top_k[0]) and (
-                r.top_p[0] >= T.float32(1.0) or ahead <= r.threshold[0]
-            ):
-                r.cut[0] = T.min(r.cut[0], key)
+            if r.top_k[0] <= 0 or rank < r.top_k[0]:
+                if r.top_p[0] >= T.float32(1.0) or ahead <= r.threshold[0] + r.doubt[0]:
+                    r.cut[0] = T.min(r.cut[0], key)
+                if r.top_p[0] >= T.float32(1.0) or ahead <= r.threshold[0] - r.doubt[0]:
+                    r.sure_cut[0] = T.min(r.sure_cut[0], key)
             before[0] = before[0] + mass_of(packed_score(r, key) - r.peak[0])
     reduce_block(r, r.cut, smaller)
+    reduce_block(r, r.sure_cut, smaller)
     if count == 0:
         r.cut[0] = T.uint64(0)
+        r.sure_cut[0] = T.uint64(0)
     r.is_found[0] = 1
     if r.top_p[0] < T.float32(1.0):
-        if r.mass_above[0] > r.threshold[0]:
+        if r.mass_above[0] > r.threshold[0] - r.doubt[0]:
             r.is_found[0] = 0
         bottom = T.max(r.k_place[0], T.max(place(r, r.floor[0]), T.float32(MAGIC)))
-        if r.low[0] > bottom and r.mass_above[0] + inner[0] <= r.threshold[0]:
+        if r.low[0] > bottom and r.mass_above[0] + inner[0] <= r.threshold[0] + r.doubt[0]:
             r.is_found[0] = 0
 
 
@@ -742,13 +785,14 @@ def find_cut(r, log_min_p, survey):
             r.low[0] = r.high[0]
         r.mass_above[0] = 0
         r.mass_all[0] = 0
+        r.near_above[0] = 0.0
+        r.near_all[0] = 0.0
         if r.thread == 0:
             r.ints[LIST_SIZE] = 0
         start_draw(r)
         T.sync_threads()
         walk(r, survey)
-        reduce_block(r, r.mass_above, added)
-        reduce_block(r, r.mass_all, added)
+        finish_masses(r)
         if r.ints[LIST_SIZE] <= r.capacity:
             read_list(r)
             attempt[0] = attempt[0] + 1
@@ -756,6 +800,7 @@ def find_cut(r, log_min_p, survey):
             attempt[0] = 2
     if r.is_found[0] == 0:
         bisect_cut(r)
+        r.sure_cut[0] = r.cut[0]
 
 
 @T.macro
@@ -764,7 +809,10 @@ def survey_group(r, base):
     for j in T.unroll(4):
         r.places[j] = place(r, r.scores[base + j])
     if r.top_p[0] < T.float32(1.0) and largest(r.scores, base) - r.peak[0] > T.float32(-28.0):
-        add_masses(r, base)
+        if r.is_exact[0] == 1:
+            add_masses(r, base)
+        else:
+            add_near_masses(r, base)
 
 
 @T.macro

@@ -66,6 +66,7 @@ def kernel(vocab: int, num_threads: int, capacity: int, unroll: int):
             r.domain[0] = domain
             is_cut = r.top_k[0] > 0 or r.top_p[0] < T.float32(1.0) or log_min_p > -T.infinity("float32")
             token = T.alloc_local((1,), "int32")
+            is_sure = T.alloc_local((1,), "int32")
             token[0] = 0
 
             r.scale[0] = inv_temperature[row]
@@ -77,17 +78,30 @@ def kernel(vocab: int, num_threads: int, capacity: int, unroll: int):
                 rows.finish_watch(r)
                 rows.reduce_block(r, r.best, rows.larger)
             else:
+                r.is_exact[0] = 0
+                is_sure[0] = 0
                 if is_cut:
                     rows.count_places(r)
+                while is_sure[0] == 0:
+                    is_sure[0] = 1
+                    if is_cut:
+                        if rows.is_whole(r):
+                            rows.find_cut(r, log_min_p, _survey)
+                            rows.draw_from_list(r)
+                    else:
+                        rows.start_plain_draw(r)
+                        rows.walk(r, rows.draw_group)
+                        rows.finish_watch(r)
                     if rows.is_whole(r):
-                        rows.find_cut(r, log_min_p, _survey)
-                        rows.draw_from_list(r)
-                else:
-                    rows.start_plain_draw(r)
-                    rows.walk(r, rows.draw_group)
-                    rows.finish_watch(r)
-                if rows.is_whole(r):
-                    rows.finish_draw(r)
+                        rows.finish_draw(r)
+                        if is_cut and r.is_exact[0] == 0:
+                            winner = rows.packed_token(r, r.best[0])
+                            score = rows.keep(logits[row, winner] * r.scale[0])
+                            key = rows.pack(r, score, winner)
+                            at = rows.place(r, score)
+                            if not (at > r.high[0] or key >= r.sure_cut[0]):
+                                is_sure[0] = 0
+                                r.is_exact[0] = 1
             if rows.is_whole(r):
                 token[0] = rows.packed_token(r, r.best[0])
             if r.thread == 0:

@@ -59,6 +59,7 @@ def kernel(vocab: int, num_threads: int, capacity: int, unroll: int):
             r.scale[0] = T.float32(1.0)
             r.floor[0] = T.float32(rows.LOWEST)
             r.cut[0] = T.uint64(0)
+            r.is_exact[0] = 1
             if r.top_k[0] > 0 or r.top_p[0] < T.float32(1.0) or log_min_p > -T.infinity("float32"):
                 rows.count_places(r)
                 if rows.is_whole(r):
