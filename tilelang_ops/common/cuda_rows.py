@@ -70,7 +70,8 @@ class Row:
         self.scratch = {
             d: T.alloc_shared((32,), d) for d in ("float32", "float64", "int32", "int64", "uint64")
         }
-        self.seed, self.index = T.alloc_local((1,), "int64"), T.alloc_local((1,), "int64")
+        # In shared memory, so that the keys of Philox's rounds are not held in registers during a walk.
+        self.seed, self.index = T.alloc_shared((1,), "int64"), T.alloc_shared((1,), "int64")
         self.domain = T.alloc_local((1,), "int32")
         self.top_k = T.alloc_local((1,), "int32")  # <= 0: off
         self.top_p = T.alloc_local((1,), "float32")  # >= 1: off
@@ -400,6 +401,16 @@ def guess_places(r, lowest_place):
 def _place_mass(r, at, peak_at):
     """exp of a place's distance from the best score's."""
     return T.__exp(T.min(T.cast(at, "float32") - peak_at, T.float32(0.0)) / r.unit[0])
+
+
+@T.macro
+def set_stream(r, seed, index, domain):
+    """The noise of the row's draw."""
+    r.domain[0] = domain
+    if r.thread == 0:
+        r.seed[0] = seed
+        r.index[0] = index
+    T.sync_threads()
 
 
 @T.macro

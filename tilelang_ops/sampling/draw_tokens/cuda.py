@@ -28,9 +28,7 @@ def kernel(vocab: int, num_threads: int, capacity: int, unroll: int):
         with T.Kernel(n, threads=num_threads) as row:
             T.annotate_min_blocks_per_sm(2)
             r = rows.Row(scores, row, vocab, num_threads, capacity, unroll)
-            r.seed[0] = seeds[row]
-            r.index[0] = token_index[row]
-            r.domain[0] = domain
+            rows.set_stream(r, seeds[row], token_index[row], domain)
             r.scale[0] = T.float32(1.0)
             rows.start_plain_draw(r)
             rows.walk(r, rows.draw_group)

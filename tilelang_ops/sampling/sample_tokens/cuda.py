@@ -61,9 +61,7 @@ def kernel(vocab: int, num_threads: int, capacity: int, unroll: int):
             r.top_k[0] = T.if_then_else(top_ks[row] < vocab, top_ks[row], 0)
             r.top_p[0] = top_ps[row]
             log_min_p = log_min_ps[row]
-            r.seed[0] = seeds[row]
-            r.index[0] = token_index[row]
-            r.domain[0] = domain
+            rows.set_stream(r, seeds[row], token_index[row], domain)
             is_cut = r.top_k[0] > 0 or r.top_p[0] < T.float32(1.0) or log_min_p > -T.infinity("float32")
             token = T.alloc_local((1,), "int32")
             is_sure = T.alloc_local((1,), "int32")
