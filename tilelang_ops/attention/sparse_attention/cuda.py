@@ -2,10 +2,10 @@
 
 Blocks of 64 keys are unpacked to bfloat16 in shared memory, where they serve both products. While the first
 group multiplies queries and keys and makes weights of the logits, the second unpacks most of the next block;
-both add weighted values, each to half of the channels, and unpack the rest.
+then both add weighted values, each to half of the channels:
 
     first group     Q K^T of block b, softmax                 | values += P V, unpack 1/4 of b + 1
-    second group    unpack 1/2 of block b + 1                 | values += P V, unpack 1/4 of b + 1
+    second group    unpack 3/4 of block b + 1                 | values += P V
 
 Unpacked keys are the true ones / 128, exact in bfloat16: codes become floats whose exponent is off by a
 constant, subnormals included, and a product with a power of two, or with an E4M3 scale, sets it right. (Exact
@@ -361,6 +361,9 @@ def kernel(has_main: bool, arch: str):
                         _unpack(raw1, scratch, target, block + 1, warp * UNIT + PER_ROUND, lane)
                         if block + 2 < num_blocks:
                             _fetch(raw1, source, block + 2, warp * UNIT + PER_ROUND, lane)
+                        _unpack(raw2, scratch, target, block + 1, warp * UNIT + 2 * PER_ROUND, lane)
+                        if block + 2 < num_blocks:
+                            _fetch(raw2, source, block + 2, warp * UNIT + 2 * PER_ROUND, lane)
                 T.fence_proxy_async()
                 T.sync_threads()
                 if block > 0 and changed[block % 2] != 0:
@@ -376,15 +379,10 @@ def kernel(has_main: bool, arch: str):
                     T.gemm(weights, keys[block % 2, :, :], accumulated, clear_accum=block == 0, mbar=added)
                 else:
                     T.gemm(weights, keys[block % 2, :, :], values, annotations=ASYNC)
-                if block + 1 < num_blocks:
-                    if tx < GROUP:
-                        _unpack(raw0, scratch, target, block + 1, warp * UNIT, lane)
-                        if block + 2 < num_blocks:
-                            _fetch(raw0, source, block + 2, warp * UNIT, lane)
-                    else:
-                        _unpack(raw2, scratch, target, block + 1, warp * UNIT + 2 * PER_ROUND, lane)
-                        if block + 2 < num_blocks:
-                            _fetch(raw2, source, block + 2, warp * UNIT + 2 * PER_ROUND, lane)
+                if block + 1 < num_blocks and tx < GROUP:
+                    _unpack(raw0, scratch, target, block + 1, warp * UNIT, lane)
+                    if block + 2 < num_blocks:
+                        _fetch(raw0, source, block + 2, warp * UNIT, lane)
                 if not in_tensor_memory:
                     T.wait_wgmma(0)
             if in_tensor_memory and num_blocks > 0:
