@@ -33,7 +33,7 @@ OPTIONS = {**EXACT, "tl.disable_thread_storage_sync": True, "tl.disable_shared_m
 
 FINEST, COARSEST = 64.0, 2.0  # places per unit of a score
 REFERENCE_PLACE = 1536.0
-RETRY_PLACES = 64
+RETRY_PLACES = 4
 MAGIC = 8388608.0  # 2^23: a float from here on is an integer
 LOWEST = -3.4028234663852886e38  # the lowest finite float
 MASS_POLYNOMIAL = (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
@@ -47,7 +47,7 @@ class Row:
     Args:
         logits: [n, vocab] float32, contiguous.
         row: the block's.
-        vocab, num_threads, capacity: compile-time; capacity of the list and the queue, a power of two.
+        vocab, num_threads, capacity: compile-time; capacity of the list, a power of two.
         unroll: groups of a thread that are loaded at once.
         out: where a walk may write, None for nowhere.
     """
@@ -63,7 +63,8 @@ class Row:
         self.warps = tuple(range(1, num_threads // 32))
         self.counts = T.alloc_shared((BINS,), "int32")
         self.list = T.alloc_shared((max(1, capacity),), "uint64")
-        self.queue = T.alloc_shared((max(1, capacity),), "int32")
+        self.queue_capacity = max(1, min(capacity, 1024))
+        self.queue = T.alloc_shared((self.queue_capacity,), "int32")
         self.ints = T.alloc_shared((8,), "int32")
         self.longs = T.alloc_shared((2,), "int64")
         self.bound = T.alloc_shared((1,), "uint32")  # ordered bits of a lower bound of the winner
@@ -247,8 +248,9 @@ def largest(buffer, base):
 @T.macro
 def watch(r, base, group):
     r.raw_peak[0] = T.max(r.raw_peak[0], largest(r.raw, base))
+    # NaN by its bits: the compiler takes x != x for false.
     total = (r.raw[base] + r.raw[base + 1]) + (r.raw[base + 2] + r.raw[base + 3])
-    if total != total:
+    if (T.reinterpret(total, "int32") & 0x7FFFFFFF) > 0x7F800000:
         r.is_broken[0] = 1
 
 
@@ -383,7 +385,7 @@ def guess_places(r, lowest_place):
         T.sync_threads()
         whole = T.cast(r.longs[0], "float32")
         # A place's masses spread over e^(1/64); a token in it is off by 1/64/sqrt(12), independently.
-        margin = whole * T.float32(1e-4) + T.sqrt(spread[0]) * T.float32(4.0 * 2.0**30 / 3.46) / r.unit[0]
+        margin = whole * T.float32(1e-4) + T.sqrt(spread[0]) * T.float32(2.0 * 2.0**30 / 3.46) / r.unit[0]
         least = T.cast(T.max(r.top_p[0] * whole - margin, T.float32(0.0)), "int64")
         most = T.cast(r.top_p[0] * whole + margin, "int64")
         for j in T.serial(per_thread):
@@ -431,7 +433,7 @@ def keep_for_draw(r, base, group, lowest):
         for j in T.unroll(4):
             if r.near[j] >= least and r.scores[base + j] >= r.floor[0]:
                 at = T.atomic_add(r.ints[QUEUE_SIZE], 1, return_prev=True)
-                if at < r.capacity:
+                if at < r.queue_capacity:
                     r.queue[at] = group * 4 + j
 
 
@@ -492,7 +494,7 @@ def finish_draw(r, redraw=redraw_group, score_at=_score_at):
     at = T.alloc_local((1,), "int32")
     r.best[0] = T.uint64(0)
     T.sync_threads()
-    if r.ints[QUEUE_SIZE] <= r.capacity:
+    if r.ints[QUEUE_SIZE] <= r.queue_capacity:
         at[0] = r.thread
         while at[0] < r.ints[QUEUE_SIZE]:
             token = r.queue[at[0]]
@@ -521,14 +523,14 @@ def draw_from_list(r):
             if r.near[0] >= _bound(r):
                 T.atomic_max(r.bound[0], ordered(r.near[0]))
                 slot = T.atomic_add(r.ints[QUEUE_SIZE], 1, return_prev=True)
-                if slot < r.capacity:
+                if slot < r.queue_capacity:
                     r.queue[slot] = token
         at[0] = at[0] + r.num_threads
     if r.is_found[0] == 0:
         # The cut came from `bisect_cut`: what the walks queued may have fallen out, so all is drawn anew.
         T.sync_threads()
         if r.thread == 0:
-            r.ints[QUEUE_SIZE] = r.capacity + 1
+            r.ints[QUEUE_SIZE] = r.queue_capacity + 1
             r.bound[0] = ordered(-T.infinity("float32"))
         T.sync_threads()
 

@@ -95,7 +95,7 @@ def kernel(vocab: int, num_threads: int, capacity: int, unroll: int):
             rows.reduce_block(r, r.count, rows.added)
             log_total[0] = T.log(r.total[0]) + T.cast(r.peak[0], "float64")
             if r.is_broken[0] != 0:
-                log_total[0] = T.cast(T.infinity("float32") - T.infinity("float32"), "float64")
+                log_total[0] = T.cast(T.reinterpret(T.int32(0x7FC00000), "float32"), "float64")
             if r.thread == 0:
                 chosen[row] = _normalise(own, log_total[0], floor)
                 ranks[row] = T.cast(r.count[0], "int32") + 1

@@ -13,7 +13,7 @@ from torch import Tensor
 from tilelang_ops.common import cuda_rows as rows
 from tilelang_ops.common.kernels import cuda_kernel
 
-SIZES = {"num_threads": 256, "capacity": 4096, "unroll": 4}
+SIZES = {"num_threads": 256, "capacity": 8192, "unroll": 4}
 
 
 @T.macro
@@ -105,7 +105,7 @@ def kernel(vocab: int, num_threads: int, capacity: int, unroll: int):
             if r.thread == 0:
                 token_ids[row] = token[0]
                 best[row] = T.if_then_else(
-                    r.is_broken[0] == 0, r.raw_peak[0], T.infinity("float32") - T.infinity("float32")
+                    r.is_broken[0] == 0, r.raw_peak[0], T.reinterpret(T.int32(0x7FC00000), "float32")
                 )
 
     return sample_tokens
