@@ -1,0 +1,64 @@
+"""index_scores' kernel against float64, and a row alone against the row in a batch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.support.compare import assert_same_bits
+from tests.support.kernel_runs import KernelRunner
+from tilelang_ops.common.numerics import decode_mxfp4, encode_mxfp4
+from tilelang_ops.indexer.index_scores import cuda, reference
+
+ENTRIES = 16  # of a block
+HEADS = 32
+
+
+def batch(row_seq: list[int], visible: list[int]) -> tuple[Tensor, ...]:
+    """Arguments of `run` in front of the width: three sequences over scattered blocks of a strided pool."""
+    blocks = 40
+    rounded = decode_mxfp4(*encode_mxfp4(torch.randn(len(row_seq), HEADS, 128)))
+    pool = torch.zeros(blocks, ENTRIES * 68, dtype=torch.uint8)
+    codes = pool[:, : ENTRIES * 64].unflatten(1, (ENTRIES, 64))
+    scales = pool[:, ENTRIES * 64 :].unflatten(1, (ENTRIES, 4))
+    packed, scale_bytes = encode_mxfp4(torch.randn(blocks, ENTRIES, 128) * torch.rand(blocks, ENTRIES, 1) * 8)
+    codes.copy_(packed)
+    scales.copy_(scale_bytes)
+    tables = torch.randperm(blocks - 1)[: 3 * 12].view(3, 12).int() + 1
+    weights = torch.randn(len(row_seq), HEADS)
+    return (
+        rounded.bfloat16(),
+        weights,
+        codes,
+        scales,
+        tables,
+        torch.tensor(row_seq).int(),
+        torch.tensor(visible).int(),
+    )
+
+
+@pytest.mark.parametrize(
+    ("row_seq", "visible"),
+    [
+        ([0], [1]),
+        ([0, 0, 0, 0, 1, 1, 2, 2, 2], [125, 126, 127, 128, 3, 4, 190, 191, 192]),
+        ([2, 1, 1, 0, 0], [0, 130, 131, 129, 17]),
+    ],
+)
+def test_index_scores(run_kernel: KernelRunner, row_seq: list[int], visible: list[int]) -> None:
+    arguments, width = batch(row_seq, visible), max(visible) + 2
+    actual, _ = run_kernel(cuda, *arguments, width)
+    expected = reference.run(*arguments, width, dtype=torch.float64)
+    # Products of the rounded values are exact in float32; their sums are not.
+    seen = torch.isfinite(expected)
+    assert torch.equal(torch.isfinite(actual), seen)
+    q, weights = arguments[:2]
+    bound = (
+        (weights.double().abs() * q.double().square().sum(-1).sqrt()).sum(-1, keepdim=True) * 60 * 2.0**-20
+    )
+    assert ((actual.double() - expected).abs() <= bound)[seen].all()
+    for row in (0, len(row_seq) - 1):
+        alone = [a[row : row + 1] if i in (0, 1, 5, 6) else a for i, a in enumerate(arguments)]
+        one, _ = run_kernel(cuda, *alone, width)
+        assert_same_bits(one[0], actual[row], f"row {row} alone")
