@@ -1,4 +1,7 @@
-"""Scores of index queries against the index keys of their own sequence, read from the paged pool."""
+"""The CPU kernel of `tilelang_ops.indexer.index_scores`, in the place of its torch reference.
+
+Channels are added in order, then heads in order, so a score is a function of its query and key alone.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,13 @@ import torch
 from torch import Tensor
 
 from deepinfer.ops.cpu import context, is_bfloat16, require_cpu
-from deepinfer.ops.quant import decode_mxfp4
+from tilelang_ops.common.dispatch import register as register_backend
+from tilelang_ops.indexer.index_scores.op import SCALE_BYTES
 
-WIDTH = 128  # channels of an index key
-CODE_BYTES = 64  # E2M1 pairs, even channel low
-SCALE_BYTES = 4  # E8M0 over 32 channels
+
+def register() -> None:
+    """Serve CPU tensors by the kernel of this file."""
+    register_backend("tilelang_ops.indexer.index_scores", "cpu", index_scores)
 
 
 def index_scores(
@@ -21,39 +26,17 @@ def index_scores(
     block_tables: Tensor,
     row_seq: Tensor,
     num_visible: Tensor,
-    max_visible: int | None = None,
+    max_visible: int,
 ) -> Tensor:
-    """`sum_h weights[h] * relu(q_h . key_j)` in float32 for the entries j that a row may see.
-
-    Channels are added in order, then heads in order, so a score is a function of its query and key alone.
-
-    Args:
-        q: [Q, heads, 128] float32 or bfloat16, the rounded values.
-        weights: [Q, heads] float32 or bfloat16.
-        code_pool: uint8 [blocks, entries, 64] with `scale_pool` uint8 [blocks, entries, 4]; or float32
-            [blocks, entries, 128] with `scale_pool` None. Strided, last dimension contiguous.
-        block_tables: [S, max_blocks] int32; entry j lies in a sequence's block j // entries, at j % entries
-        row_seq: [Q] int32 sequence of each row.
-        num_visible: [Q] int32; row i sees entries 0 ... num_visible[i] - 1.
-        max_visible: columns of the result, at least max(num_visible), which it is when None.
-
-    Returns:
-        [Q, max_visible] float32, -inf at entries that the row does not see.
+    """`tilelang_ops.indexer.index_scores`.
 
     Raises:
         IndexError: a sequence, block or number of entries past its bound.
     """
     num_rows, heads = q.shape[:2]
-    assert q.shape[2] == WIDTH and weights.shape == (num_rows, heads), f"{q.shape=} {weights.shape=}"
-    is_float = code_pool.dtype == torch.float32
-    assert code_pool.shape[2] == (WIDTH if is_float else CODE_BYTES), f"{code_pool.shape=}"
-    assert is_float == (scale_pool is None) and code_pool.stride(2) == 1, f"{code_pool.stride()=}"
     for index in (block_tables, row_seq, num_visible):
         assert index.dtype == torch.int32 and index.stride(-1) == 1, f"{index.dtype=} {index.stride()=}"
-    assert row_seq.shape == num_visible.shape == (num_rows,), f"{row_seq.shape=} {num_visible.shape=}"
     require_cpu("index_scores", q, weights, code_pool, scale_pool, block_tables, row_seq, num_visible)
-    if max_visible is None:
-        max_visible = int(num_visible.max()) if num_rows else 0
     scales = (0, 0, 0)
     if scale_pool is not None:
         assert scale_pool.shape == (*code_pool.shape[:2], SCALE_BYTES), f"{scale_pool.shape=}"
@@ -84,31 +67,4 @@ def index_scores(
         heads,
         max_visible,
     )
-    return out
-
-
-def index_scores_reference(
-    q: Tensor,
-    weights: Tensor,
-    code_pool: Tensor,
-    scale_pool: Tensor | None,
-    block_tables: Tensor,
-    row_seq: Tensor,
-    num_visible: Tensor,
-    max_visible: int,
-    dtype: torch.dtype = torch.float32,
-) -> Tensor:
-    """The meaning of `index_scores`, row by row, computed and returned in `dtype`."""
-    out = torch.full((q.shape[0], max_visible), float("-inf"), dtype=dtype)
-    entries = code_pool.shape[1]
-    for row, visible in enumerate(num_visible.tolist()):
-        if visible == 0:
-            continue
-        place = torch.arange(visible)
-        block = block_tables[row_seq[row]].long()[place // entries]
-        key = code_pool[block, place % entries]
-        if scale_pool is not None:
-            key = decode_mxfp4(key, scale_pool[block, place % entries])
-        products = (q[row].to(dtype) @ key.to(dtype).T).relu()  # [heads, visible]
-        out[row, :visible] = weights[row].to(dtype) @ products
     return out

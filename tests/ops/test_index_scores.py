@@ -8,10 +8,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from deepinfer.ops.index_scores import index_scores, index_scores_reference
+from deepinfer.ops import index_scores as native
 from deepinfer.ops.quant import encode_mxfp4
 from tests.support.compare import assert_same_bits
 from tilelang_ops.common.dispatch import UnsupportedOpError
+from tilelang_ops.indexer.index_scores import reference
+
+
+def index_scores(*args: Tensor | None) -> Tensor:
+    """The native kernel with the columns that the rows see, unless the last argument says how many."""
+    num_visible = args[6]
+    width = args[7:] or (int(num_visible.max()) if num_visible.numel() else 0,)
+    return native.index_scores(*args[:7], *width)
 
 
 def key_pools(blocks: int, entries: int) -> tuple[Tensor, Tensor]:
@@ -86,12 +94,11 @@ def test_against_float64(instruction_set: str, heads: int, entries: int) -> None
         visible,
         5 * entries + 3,
     )
-    out, expected = index_scores(*args), index_scores_reference(*args, dtype=torch.float64)
+    out, expected = index_scores(*args), reference.run(*args, dtype=torch.float64)
     assert out.shape == (10, 5 * entries + 3) and out.dtype == torch.float32
     for row, count in enumerate(visible.tolist()):
         assert bool((out[row, count:] == float("-inf")).all())
         torch.testing.assert_close(out[row, :count].double(), expected[row, :count], rtol=1e-6, atol=1e-4)
-    assert_same_bits(index_scores(*args[:-1]), out[:, : 5 * entries].contiguous(), "default width")
 
 
 def test_float32_keys(instruction_set: str) -> None:
@@ -99,7 +106,7 @@ def test_float32_keys(instruction_set: str) -> None:
     args = (torch.randn(3, 8, 128), torch.randn(3, 8), keys, None, int32(4, 1, 2, 5)[None], int32(0, 0, 0))
     visible = int32(80, 33, 7)
     out = index_scores(*args, visible)
-    expected = index_scores_reference(*args, visible, 80, dtype=torch.float64)
+    expected = reference.run(*args, visible, 80, dtype=torch.float64)
     torch.testing.assert_close(out.double(), expected, rtol=1e-6, atol=1e-4)
 
 

@@ -14,9 +14,9 @@ from deepinfer.models.deepseek_v41.config import DeepseekV41Config
 from deepinfer.models.deepseek_v41.rows import Groups, RowSet
 from deepinfer.models.deepseek_v41.weights import Weights
 from deepinfer.models.deepseek_v41.work import MAX_SCORES
-from deepinfer.ops.index_scores import index_scores
 from deepinfer.ops.quant import round_mxfp4
 from deepinfer.runtime.caches import Caches, PagedView
+from tilelang_ops.indexer import index_scores
 from tilelang_ops.kv_cache import store_index_keys
 from tilelang_ops.kv_index import candidate_blocks, entry_slots, keep_candidates, select_entries
 from tilelang_ops.projection import rotate

@@ -73,9 +73,9 @@ def kernel(heads: int, is_float: bool, arch: str):
                     sequence = row_seq[own]
                     most[0] = 0
                     for r in T.unroll(rows):
-                        if first + r < n:
-                            if row_seq[first + r] == sequence:
-                                most[0] = T.max(most[0], num_visible[first + r])
+                        member = T.min(first + r, n - 1)
+                        if first + r < n and row_seq[member] == sequence:
+                            most[0] = T.max(most[0], num_visible[member])
                     for tile in T.serial(TILES):
                         start = (part * TILES + tile) * KEYS
                         if start < width:
@@ -124,12 +124,11 @@ def kernel(heads: int, is_float: bool, arch: str):
                                 for i, r in T.Parallel(KEYS, rows):
                                     staged[r, i] = sums[i, r]
                             for r, i in T.Parallel(rows, KEYS):
-                                if first + r < n and start + i < width:
-                                    if row_seq[T.min(first + r, n - 1)] == sequence:
-                                        is_visible = start + i < num_visible[T.min(first + r, n - 1)]
-                                        out[first + r, start + i] = T.if_then_else(
-                                            is_visible, staged[r, i], -T.infinity("float32")
-                                        )
+                                member = T.min(first + r, n - 1)
+                                if first + r < n and start + i < width and row_seq[member] == sequence:
+                                    out[member, start + i] = T.if_then_else(
+                                        start + i < num_visible[member], staged[r, i], -T.infinity("float32")
+                                    )
 
     return index_scores
 

@@ -228,9 +228,9 @@ def kernel(k: int):
                 ties_done[0] = ties_done[0] + ties[0]
                 T.sync_threads()
             for i in T.serial(T.ceildiv(k, THREADS)):
-                if i * THREADS + thread < k:
-                    if i * THREADS + thread >= done[0] + T.min(ties_done[0], search[WANTED]):
-                        out[row, i * THREADS + thread] = -1
+                place[0] = i * THREADS + thread
+                if place[0] < k and place[0] >= done[0] + T.min(ties_done[0], search[WANTED]):
+                    out[row, place[0]] = -1
 
     return select_entries
 

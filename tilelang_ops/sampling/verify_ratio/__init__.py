@@ -1,1 +1,0 @@
-"""Operator `verify_ratio`: see op.py for its meaning."""
