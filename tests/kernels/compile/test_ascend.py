@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from tests.support.ascend_checks import check, lower
+from tests.support.compile_checks import covering
 from tilelang_ops.build import programs
 from tilelang_ops.common.kernels import ASCEND_TARGET, Program
 from tilelang_ops.common.sizes import RELEASE
 
 
-@pytest.mark.parametrize("program", list(programs(ASCEND_TARGET, RELEASE)), ids=str)
+@pytest.mark.parametrize("program", covering(programs(ASCEND_TARGET, RELEASE)), ids=str)
 def test_lowers(program: Program) -> None:
     check(lower(program), uses_cube=program.factory.uses_tensor_cores)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.compile_checks import Report, check
+from tests.support.compile_checks import Report, check, covering
 from tilelang_ops.build import programs
 from tilelang_ops.common.kernels import Program
 from tilelang_ops.common.sizes import RELEASE
@@ -12,6 +12,6 @@ from tilelang_ops.common.sizes import RELEASE
 TARGET = "sm_90a"
 
 
-@pytest.mark.parametrize("program", list(programs(TARGET, RELEASE)), ids=str)
+@pytest.mark.parametrize("program", covering(programs(TARGET, RELEASE)), ids=str)
 def test_compiles(program: Program, reports: dict[Program, Report]) -> None:
     check(reports[program], uses_tensor_cores=program.factory.uses_tensor_cores)
