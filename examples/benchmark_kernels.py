@@ -55,10 +55,10 @@ def main() -> None:
         else:
             command = [sys.executable, "-m", "examples.benchmark_kernels", "--in-process", "--json"]
             command += ["--families", family, "--only", args.only]
-            lines = subprocess.run(command, stdout=subprocess.PIPE, text=True)
-            failed |= lines.returncode != 0
-            for line in lines.stdout.splitlines():
-                print(line if args.json else _row(json.loads(line)), flush=True)
+            with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+                for line in process.stdout:
+                    print(line.rstrip() if args.json else _row(json.loads(line)), flush=True)
+            failed |= process.returncode != 0
     sys.exit(failed)
 
 

@@ -177,14 +177,17 @@ def reduce_block(r, value, combine):
 
 
 def larger(a, b):
+    """The larger of two."""
     return T.max(a, b)
 
 
 def smaller(a, b):
+    """The smaller of two."""
     return T.min(a, b)
 
 
 def added(a, b):
+    """The sum of two."""
     return a + b
 
 
