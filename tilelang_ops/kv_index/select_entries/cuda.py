@@ -73,16 +73,22 @@ def narrow(scores, row, thread, bins, sums, listed, total, found, search, cut, s
     """One histogram: `num_bits` more of the k-th best number, those from bit `shift` on."""
     above = T.alloc_local((1,), "int32")
     place = T.alloc_local((1,), "int32")
+    loaded = T.alloc_local((UNROLL,), "float32")
     if search[TAKES_ALL] == 0:
         for i in T.serial(PER_THREAD):
             bins[i * THREADS + thread] = 0
         T.sync_threads()
-        for i in T.serial(T.ceildiv(search[LENGTH], THREADS)):
-            if i * THREADS + thread < search[LENGTH]:
-                place[0] = i * THREADS + thread
-                if search[IS_LISTED] != 0:
-                    place[0] = listed[i * THREADS + thread]
-                number = ordered(scores[row, place[0]])
+        for i in T.serial(T.ceildiv(search[LENGTH], THREADS * UNROLL)):
+            for u in T.unroll(UNROLL):  # all loads first: they are what takes time
+                place[0] = (i * UNROLL + u) * THREADS + thread
+                is_inside = place[0] < search[LENGTH]
+                if search[IS_LISTED] != 0 and is_inside:
+                    place[0] = listed[place[0]]
+                loaded[u] = T.if_then_else(
+                    is_inside, scores[row, T.if_then_else(is_inside, place[0], 0)], -T.infinity("float32")
+                )
+            for u in T.unroll(UNROLL):
+                number = ordered(loaded[u])
                 if number > T.uint32(MINUS_INFINITY):
                     value = T.cast((number >> T.uint32(shift)) & T.uint32((1 << num_bits) - 1), "int32")
                     if before_shift < 0:
@@ -135,6 +141,7 @@ def kernel(k: int):
             flags = T.alloc_local((UNROLL,), "int32")
             equal = T.alloc_local((UNROLL,), "int32")
             column = T.alloc_local((UNROLL,), "int32")
+            loaded = T.alloc_local((UNROLL,), "float32")
             before = T.alloc_local((UNROLL,), "int32")
             ties_before = T.alloc_local((UNROLL,), "int32")
             cut = T.alloc_local((1,), "uint32")  # digits of the k-th best number found so far
@@ -154,11 +161,16 @@ def kernel(k: int):
                 for i in T.serial(T.ceildiv(width, THREADS * UNROLL)):
                     for u in T.unroll(UNROLL):
                         column[u] = (i * UNROLL + u) * THREADS + thread
+                        loaded[u] = T.if_then_else(
+                            column[u] < width,
+                            scores[row, T.min(column[u], width - 1)],
+                            -T.infinity("float32"),
+                        )
+                    for u in T.unroll(UNROLL):
+                        number = ordered(loaded[u])
                         flags[u] = 0
-                        if column[u] < width:
-                            number = ordered(scores[row, column[u]])
-                            if number > T.uint32(MINUS_INFINITY) and (number >> T.uint32(21)) >= cut[0]:
-                                flags[u] = 1
+                        if number > T.uint32(MINUS_INFINITY) and (number >> T.uint32(21)) >= cut[0]:
+                            flags[u] = 1
                     ranks(flags, before, line, total, thread)
                     for u in T.unroll(UNROLL):
                         if flags[u] != 0:
