@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.kernel_runs import PLACES, KernelRunner
+from tests.support.kernel_runs import KernelRunner, places
 
 
-@pytest.fixture(params=PLACES)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Tests that run kernels do so everywhere that their folder's family needs."""
+    if "run_kernel" in metafunc.fixturenames:
+        family = metafunc.definition.path.parent.name
+        metafunc.parametrize("run_kernel", places(family), indirect=True)
+
+
+@pytest.fixture
 def run_kernel(request: pytest.FixtureRequest) -> KernelRunner:
-    """Runs a backend module: on the GPU if there is one, and on the CPU as traced for each architecture."""
+    """Runs a backend module at one of `places`."""
     return KernelRunner(request.param)

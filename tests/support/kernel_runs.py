@@ -12,8 +12,16 @@ from torch import Tensor
 
 from tests.support.compare import assert_same_bits
 from tests.support.traced import traced
+from tilelang_ops.common.kernels import CUDA_TARGETS
 
-PLACES = ["sm_90a", "sm_100a"] + (["cuda"] if torch.cuda.is_available() else [])
+# Families whose programs differ between the CUDA architectures; others are traced for the first alone.
+WITH_VARIANTS = ("attention", "gemm", "indexer")
+
+
+def places(family: str) -> list[str]:
+    """Where a family's kernels are tested: traced for each architecture, and on the GPU if there is one."""
+    traced_for = CUDA_TARGETS if family in WITH_VARIANTS else CUDA_TARGETS[:1]
+    return [*traced_for, *(["cuda"] if torch.cuda.is_available() else [])]
 
 
 @dataclass(frozen=True)
@@ -21,7 +29,7 @@ class KernelRunner:
     """Where kernels run: "cuda" is the device, an architecture the CPU run of the program traced for it.
 
     Attributes:
-        place: one of `PLACES`.
+        place: one of `places`.
         allow_outside: the program may reach outside its tensors, where TileLang's guards answer: tiles that
             hang over the end of a tensor.
         contract: also run with products fused into sums, as nvcc may; the bits must stay.
