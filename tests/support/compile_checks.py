@@ -81,18 +81,25 @@ def check(report: Report, *, uses_tensor_cores: bool, spilled_bytes: int = 0) ->
     )
 
 
-def covering(programs: Iterable[Program]) -> list[Program]:
+def covering(programs: Iterable[Program], *, every_factory: bool = True) -> list[Program]:
     """One program of every factory, and two (the first and the last) of those with matrix products.
 
     `python -m tests.support.compile_checks` compiles all that a model launches.
+
+    Args:
+        programs: what to choose from, those of a factory together.
+        every_factory: False takes one factory of each family of operators, and those with matrix products.
     """
     by_factory: dict[str, list[Program]] = {}
     for program in programs:
         by_factory.setdefault(program.factory.name, []).append(program)
-    chosen = []
-    for family in by_factory.values():
-        last = family[-1:] if len(family) > 1 and family[0].factory.uses_tensor_cores else []
-        chosen += [family[0], *last]
+    chosen: list[Program] = []
+    families = set()
+    for name, own in by_factory.items():
+        family, has_matrix = name.partition(".")[0], own[0].factory.uses_tensor_cores
+        if every_factory or has_matrix or family not in families:
+            chosen += [own[0], *(own[-1:] if len(own) > 1 and has_matrix else [])]
+            families.add(family)
     return chosen
 
 
@@ -347,9 +354,13 @@ def _last_line(text: str, word: str = "") -> str:
 
 
 def main() -> None:
-    """Compile every program of the release model for both architectures; print what fails or spills."""
+    """Compile every program of the release model for both architectures and lower those for Ascend.
+
+    Prints what fails or spills.
+    """
+    from tests.support import ascend_checks
     from tilelang_ops.build import programs
-    from tilelang_ops.common.kernels import CUDA_TARGETS
+    from tilelang_ops.common.kernels import ASCEND_TARGET, CUDA_TARGETS
     from tilelang_ops.common.sizes import RELEASE
 
     for target in CUDA_TARGETS:
@@ -358,6 +369,11 @@ def main() -> None:
             if report.error or report.spilled_bytes:
                 print(target, program, report.error or f"spills {report.spilled_bytes} bytes")
         print(f"{target}: {len(reports)} programs")
+    for program in programs(ASCEND_TARGET, RELEASE):
+        try:
+            ascend_checks.check(ascend_checks.lower(program), uses_cube=program.factory.uses_tensor_cores)
+        except Exception as error:  # TileLang raises whatever its passes raise
+            print(ASCEND_TARGET, program, _last_line(str(error)))
 
 
 if __name__ == "__main__":

@@ -41,6 +41,7 @@ PLAIN = {
     "tl.ieee_fmaf": lambda a, b, c, *_: tirx.call_extern(a.dtype, "fmaf", a, b, c),
     "tl.fast_rcp": lambda a, *_: 1.0 / a,
     "tl.__exp": lambda a, *_: tirx.exp(a),
+    "tl.__log": lambda a, *_: tirx.log(a),
     "tirx.popcount": lambda a, *_: _num_bits(a),
 }
 
