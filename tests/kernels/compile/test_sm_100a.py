@@ -10,6 +10,7 @@ from tilelang_ops.common.kernels import Program
 from tilelang_ops.common.sizes import RELEASE
 
 TARGET = "sm_100a"
+pytestmark = pytest.mark.slow  # begun early, so that one process has all of the file
 # The threads that copy have few registers where TileLang gives them a warp group of their own.
 SPILLED = {"gemm.grouped_linear_mxfp4": 16, "gemm.grouped_swiglu_mxfp4": 16}
 

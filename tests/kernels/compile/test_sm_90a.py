@@ -10,6 +10,7 @@ from tilelang_ops.common.kernels import Program
 from tilelang_ops.common.sizes import RELEASE
 
 TARGET = "sm_90a"
+pytestmark = pytest.mark.slow  # begun early, so that one process has all of the file
 
 
 @pytest.mark.parametrize("program", covering(programs(TARGET, RELEASE)), ids=str)
