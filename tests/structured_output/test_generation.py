@@ -163,9 +163,8 @@ def test_the_other_kinds_on_a_random_model(random_model: LLM):
         },
     }
     choices = ["first", "second one", "dritte größe", 'fourth"\\\n', "first one"]
-    kinds = [so_args("choice", choices)] * 12 + [so_args("structural_tag", tag)] * 12
-    kinds += [so_args("json_object")] * 5  # which go on for long
-    params = [SamplingParams(max_tokens=250, seed=seed, so_args=kind) for seed, kind in enumerate(kinds)]
+    kinds = [so_args("choice", choices), so_args("structural_tag", tag), so_args("json_object")]
+    params = [SamplingParams(max_tokens=250, seed=seed, so_args=kind) for kind in kinds for seed in range(12)]
     outputs = [each.outputs[0] for each in generate(random_model, [[9, 79]] * len(params), params)]
     chosen, tagged, objects = outputs[:12], outputs[12:24], outputs[24:]
     assert {each.text for each in chosen} <= set(choices) and len({each.text for each in chosen}) >= 3
