@@ -104,6 +104,13 @@ def test_sources_are_those_that_a_factory_imports() -> None:
     assert all(path.exists() for path in cuda.kernel.source_files)
 
 
+def test_sources_of_a_package_are_all_its_files() -> None:
+    """A package that re-exports, such as the macros of rows of scores, is more than one file."""
+    files = kernels._imported_files("tilelang_ops.sampling.sample_tokens.cuda")
+    folder = next(path for path in files if path.name == "cut.py").parent
+    assert set(folder.glob("*.py")) <= set(files)
+
+
 def test_the_configuration_of_a_model_decides_the_sizes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -89,7 +89,8 @@ def _imported_files(module: str) -> tuple[Path, ...]:
     names = [module]
     while names:
         name = names.pop()
-        path = root.joinpath(*name.split(".")).with_suffix(".py")
+        stem = root.joinpath(*name.split("."))
+        path = stem / "__init__.py" if stem.is_dir() else stem.with_suffix(".py")
         if name in found or not path.exists():
             continue
         found[name] = path

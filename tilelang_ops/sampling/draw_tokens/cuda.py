@@ -1,4 +1,4 @@
-"""draw_tokens on CUDA: a block per row, one walk; see `common/cuda_rows.py`."""
+"""draw_tokens on CUDA: a block per row, one walk; see `common/cuda_rows`."""
 
 import tilelang.language as T
 import torch

@@ -1,4 +1,4 @@
-"""gather_logprobs on CUDA: a block per row, see `common/cuda_rows.py`.
+"""gather_logprobs on CUDA: a block per row, see `common/cuda_rows`.
 
 The best tokens are those from the place of the k-th on, which a count of places names; they are collected in
 the walk that sums, and sorted. Where they are too many, `bisect_cut` finds the k-th key, and one more walk

@@ -1,4 +1,4 @@
-"""sample_tokens on CUDA: a block per row, see `common/cuda_rows.py` for how the cut is found.
+"""sample_tokens on CUDA: a block per row, see `common/cuda_rows` for how the cut is found.
 
 greedy         one walk
 plain draw     one walk: the draw needs no largest score
