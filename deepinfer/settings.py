@@ -267,6 +267,13 @@ class Settings:
         "is compiled at its first use.",
         "none: kernels are compiled at their first use",
     )
+    engram_on_device: bool = env(
+        "DEEPINFER_ENGRAM_FORCE_GPU_STORAGE",
+        False,
+        BOOLEAN,
+        "Keep the Engram tables in the GPU's memory, not in pinned memory of the host, where it reads the "
+        "rows that it needs.",
+    )
     hf_model_dir: str | None = env(
         "DEEPINFER_HF_MODEL_DIR",
         None,
@@ -343,7 +350,7 @@ WITHOUT_EFFECT: dict[str, str] = {
     **_without_effect(
         "the CPU backend has no device graphs, kernel caches or device memory",
         "JIT_CACHE_DIR ENFORCE_EAGER CUDAGRAPH_BATCH_SIZE_INTERVAL DFLASH_ENFORCE_EAGER "
-        "DFLASH_CUDAGRAPH_BATCH_SIZE_INTERVAL INDEX_ATTN_MEMORY_LIMIT ENGRAM_FORCE_GPU_STORAGE "
+        "DFLASH_CUDAGRAPH_BATCH_SIZE_INTERVAL INDEX_ATTN_MEMORY_LIMIT "
         "DISABLE_SYNC_GUARD PROFILE_TORCH_CUDA_MEMORY ENABLE_MEMORY_TRACING",
     ),
     **_without_effect("it is read from the checkpoint", "ENGRAM_PAD_TOKEN"),

@@ -13,6 +13,8 @@ from deepinfer.checkpoint.reader import CheckpointReader
 from deepinfer.models.registry import ModelFamily, model_family
 
 if TYPE_CHECKING:
+    import torch
+
     from deepinfer.checkpoint.tokenizer import Tokenizer
     from deepinfer.config import Arithmetic
     from deepinfer.models.base import Drafter, Model
@@ -94,6 +96,8 @@ def load_model(
     with_drafter: bool = False,
     use_tqdm: bool = True,
     sha256: Mapping[str, str] | str | Path | None = None,
+    device: torch.device | str = "cpu",
+    tables_on_host: bool = False,
 ) -> tuple[Model, Drafter | None]:
     """Prove every tensor of a checkpoint and build its model, and its built-in drafter when it is wanted.
 
@@ -107,6 +111,8 @@ def load_model(
         with_drafter: load the drafter as well; without it its tensors are checked and dropped.
         use_tqdm: draw a progress bar on stderr.
         sha256: digests of the files, as `CheckpointReader.verify_sha256` takes them; None for no such check.
+        device: where the weights go, slice by slice.
+        tables_on_host: keep large tables in pinned host memory, where a device reads the rows that it needs.
 
     Returns:
         the model; the drafter, None when it was not asked for.
@@ -129,7 +135,9 @@ def load_model(
         total = sum(reader.info(name).nbytes for name in reader.names)
         bar = tqdm(total=total, desc="weights", unit="B", unit_scale=True, disable=not use_tqdm)
         with bar:
-            weights = checkpoint.family.weights(reader, bar.update)
+            weights = checkpoint.family.weights(
+                reader, bar.update, device=device, tables_on_host=tables_on_host
+            )
             model = checkpoint.family.load(weights, checkpoint.config, arithmetic)
             drafter = None
             if with_drafter:

@@ -54,6 +54,12 @@ NO_SUM_LIMIT = 1 << 30
 # Share of the machine's memory that caches may take when `cache_bytes` is not given (CPU).
 CPU_CACHE_SHARE = 0.25
 
+# Share of a GPU's memory that is taken when `gpu_memory_utilization` is not given.
+GPU_MEMORY_SHARE = 0.9
+
+# Presets of the arithmetic that a GPU has; the first is its default.
+GPU_ARITHMETICS = ("w8a8", "bfloat16")
+
 
 # States that the prefix cache keeps when nobody says how many, and the share of memory that they may take.
 NUM_PREFIX_STATES = 64
@@ -231,9 +237,23 @@ class EngineArgs:
                 raise TypeError(f"unknown engine argument {name!r}; the nearest one is {near!r}")
         return cls(**kwargs)
 
-    def resolve_arithmetic(self, settings: Settings) -> Arithmetic:
-        """The arithmetic preset with batch invariance decided (argument, then environment, then on)."""
-        base = ARITHMETICS[self.arithmetic or "float32"]
+    def resolve_arithmetic(self, settings: Settings, device_type: str = "cpu") -> Arithmetic:
+        """The arithmetic preset with batch invariance decided (argument, then environment, then on).
+
+        Args:
+            settings: the environment.
+            device_type: "cpu", which has all presets and float32 by default, or "cuda".
+
+        Raises:
+            ValueError: a GPU has no such arithmetic.
+        """
+        name = self.arithmetic or ("float32" if device_type == "cpu" else GPU_ARITHMETICS[0])
+        if device_type != "cpu" and name not in GPU_ARITHMETICS:
+            raise ValueError(
+                f"arithmetic={name!r}: a GPU computes in {' or '.join(GPU_ARITHMETICS)}; choose one of them, "
+                "or run on the CPU (DEEPINFER_ACCELERATOR=cpu)"
+            )
+        base = ARITHMETICS[name]
         invariant = self.batch_invariant if self.batch_invariant is not None else settings.batch_invariant
         return dataclasses.replace(base, batch_invariant=True if invariant is None else invariant)
 
@@ -305,11 +325,20 @@ class EngineArgs:
             )
         return ReplayConfig(mode, keep)
 
-    def memory_limit(self) -> int | None:
-        """Bytes for weights, workspace and caches together; None when only the caches have a limit."""
-        if self.gpu_memory_utilization is None or self.cache_bytes is not None:
+    def memory_limit(self, device_bytes: int | None = None) -> int | None:
+        """Bytes for weights, workspace and caches together; None when only the caches have a limit.
+
+        Args:
+            device_bytes: memory of the GPU, of which `GPU_MEMORY_SHARE` is taken unless told otherwise; None
+                on a CPU.
+        """
+        if self.cache_bytes is not None:
             return None
-        return int(self.gpu_memory_utilization * _physical_memory())
+        share = self.gpu_memory_utilization
+        if share is None and device_bytes is None:
+            return None
+        memory = _physical_memory() if device_bytes is None else device_bytes
+        return int((GPU_MEMORY_SHARE if share is None else share) * memory)
 
     def resolve_cache(
         self,
@@ -319,6 +348,7 @@ class EngineArgs:
         slot_bytes: int,
         max_backtracking: int,
         used_bytes: int = 0,
+        device_bytes: int | None = None,
     ) -> CacheConfig:
         """Sizes of the cache pools: as many blocks as every running request could use, or as memory allows.
 
@@ -329,6 +359,7 @@ class EngineArgs:
             slot_bytes: of one state slot.
             max_backtracking: positions that a step may take back.
             used_bytes: what weights and workspace take of `memory_limit`.
+            device_bytes: as in `memory_limit`.
 
         Raises:
             ValueError: when not even one request of `max_model_len` fits, with the numbers that would.
@@ -336,11 +367,12 @@ class EngineArgs:
         demand = CacheDemand(
             scheduler.max_model_len, scheduler.max_num_seqs, settings.num_state_slots_ratio, BLOCK_SIZE
         )
-        limit = self.memory_limit()
+        limit = self.memory_limit(device_bytes)
         if limit is not None and limit <= used_bytes and self.num_blocks is None:
+            share, memory = self.gpu_memory_utilization, device_bytes or _physical_memory()
             raise ValueError(
-                f"gpu_memory_utilization={self.gpu_memory_utilization} is {limit} bytes, and weights and "
-                f"workspace alone take {used_bytes}: raise it above {used_bytes / _physical_memory():.3f}"
+                f"gpu_memory_utilization={GPU_MEMORY_SHARE if share is None else share} is {limit} bytes, "
+                f"and weights and workspace alone take {used_bytes}: raise it above {used_bytes / memory:.3f}"
             )
         room = self.cache_bytes or int(CPU_CACHE_SHARE * _physical_memory())
         budget = RankBudget(0, room if limit is None else limit - used_bytes, block_bytes, slot_bytes)

@@ -41,7 +41,7 @@ from deepinfer.sampling.sampler import Sampler
 from deepinfer.settings import Settings
 from deepinfer.structured_output.grammar import Vocabulary
 from deepinfer.utils.logging import get_logger
-from tilelang_ops.common.kernels import use_library
+from tilelang_ops.common.kernels import target_of, use_library
 
 logger = get_logger(__name__)
 
@@ -98,11 +98,16 @@ def build_parts(args: EngineArgs, settings: Settings) -> EngineParts:
     use_library(_kernel_library(settings))
     checkpoint = open_checkpoint(args.model, args.revision)
     tokenizer = load_tokenizer(checkpoint, args.tokenizer, args.tokenizer_revision or args.revision)
-    arithmetic = args.resolve_arithmetic(settings)
+    arithmetic = args.resolve_arithmetic(settings, device.type)
     use_async = args.resolve_async(settings)
     num_drafts = settings.num_draft_tokens if checkpoint.config.num_nextn_predict_layers else 0
     model, drafter = load_model(
-        checkpoint, arithmetic, with_drafter=num_drafts > 0, use_tqdm=sys.stderr.isatty()
+        checkpoint,
+        arithmetic,
+        with_drafter=num_drafts > 0,
+        use_tqdm=sys.stderr.isatty(),
+        device=device,
+        tables_on_host=not settings.engram_on_device,
     )
     spec = model.spec
     if num_drafts > spec.draft_block_size:
@@ -119,7 +124,8 @@ def build_parts(args: EngineArgs, settings: Settings) -> EngineParts:
     replay = args.resolve_replay(settings, spec, backtracking)
     itemsize = getattr(torch, arithmetic.compute_dtype).itemsize
     swap_bytes = args.resolve_swap_bytes()
-    fixed = plan_fixed(spec, scheduler, held_bytes(model, drafter), itemsize, swap_bytes)
+    device_bytes = _device_bytes(device)
+    fixed = plan_fixed(spec, scheduler, held_bytes(model, drafter, device=device), itemsize, swap_bytes)
     cache = args.resolve_cache(
         scheduler,
         settings,
@@ -127,8 +133,12 @@ def build_parts(args: EngineArgs, settings: Settings) -> EngineParts:
         layout.slot_bytes,
         backtracking,
         used_bytes=sum(item.num_bytes for item in fixed),
+        device_bytes=device_bytes,
     )
-    memory_plan = MemoryPlan(args.memory_limit(), (*fixed, *plan_caches(layout, cache, scheduler)))
+    model.reserve(scheduler.max_model_len + 1 + spec.draft_block_size)
+    memory_plan = MemoryPlan(
+        args.memory_limit(device_bytes), (*fixed, *plan_caches(layout, cache, scheduler))
+    )
     logger.info("memory plan\n%s", memory_plan.text())
     core_module = native.load_core()
     core = core_module.EngineCore(
@@ -262,13 +272,36 @@ def _step_times(
 
 
 def _device(settings: Settings) -> torch.device:
-    """Where the engine runs."""
-    if settings.accelerator not in ("auto", "cpu"):
-        raise ValueError(
-            f"DEEPINFER_ACCELERATOR={settings.accelerator}: this engine runs on the CPU only so far; "
-            "unset it or choose cpu"
-        )
+    """Where the engine runs: on torch's current GPU, if it is one that kernels are written for.
+
+    Raises:
+        ValueError: the accelerator that is asked for by name is not there, or nothing is written for it.
+    """
+    wanted = settings.accelerator
+    if wanted == "cpu":
+        return torch.device("cpu")
+    problem = "this engine runs on GPUs and CPUs only so far" if wanted == "ascend" else _gpu_problem()
+    if problem is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    if wanted != "auto":
+        raise ValueError(f"DEEPINFER_ACCELERATOR={wanted}: {problem}; unset it or choose cpu")
     return torch.device("cpu")
+
+
+def _gpu_problem() -> str | None:
+    """Why no GPU can be used; None when one can."""
+    if not torch.cuda.is_available():
+        return "torch finds no GPU"
+    try:
+        target_of(torch.device("cuda", torch.cuda.current_device()))
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def _device_bytes(device: torch.device) -> int | None:
+    """Memory of a GPU; None on a CPU."""
+    return None if device.type == "cpu" else torch.cuda.get_device_properties(device).total_memory
 
 
 def _kernel_library(settings: Settings) -> Path | None:

@@ -1,15 +1,59 @@
-"""Linear: one weight matrix of the model, as it is multiplied."""
+"""Linear: one weight matrix of the model, in the form that a device multiplies.
+
+    form          holds                                   on
+    Linear        exact values, bfloat16 or float32       CPU
+    Fp8Linear     E4M3 codes and scales, packed           GPU, matrices that are stored with scales
+    DenseLinear   bfloat16 terms whose sum is exact       GPU, the others
+
+All are called alike. Inputs of matrices that are stored with scales are rounded to E4M3 where the arithmetic
+says so: `Linear` does it in its product, `Fp8Linear` in front, unless it is handed rounded rows.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from deepinfer.config import Arithmetic
+from deepinfer.layers.inputs import Inputs
 from deepinfer.ops.gemm import grouped_columns, linear
+from tilelang_ops import gemm
+from tilelang_ops.projection import round_rows
+
+
+class Projection(Protocol):
+    """What every form offers."""
+
+    @property
+    def columns(self) -> int:
+        """N."""
+
+    def __call__(
+        self,
+        x: Tensor | Inputs,
+        arithmetic: Arithmetic,
+        out_dtype: torch.dtype | None = None,
+        *,
+        is_rounded: bool = False,
+    ) -> Tensor:
+        """Multiply rows by the weight's transpose.
+
+        Args:
+            x: [M, K] float32 or bfloat16.
+            arithmetic: whether inputs of quantised matrices are rounded, and who chooses the order of sums.
+            out_dtype: that of `x` when None.
+            is_rounded: the inputs are E4M3 values with scales already.
+
+        Returns:
+            [M, N] `out_dtype`; accumulated in float32, rounded once.
+        """
+
+    def by_group(self, x: Tensor, arithmetic: Arithmetic, *, is_rounded: bool = False) -> Tensor:
+        """[M, G, K] -> [M, G, N / G]: the weight's rows in G blocks, one for each group of columns."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +70,11 @@ class Linear:
     quantized: bool
     name: str
 
+    @property
+    def columns(self) -> int:
+        """N."""
+        return self.weight.shape[0]
+
     @cached_property
     def wide(self) -> Tensor:
         """The weight in float32, which the library's product needs."""
@@ -33,23 +82,14 @@ class Linear:
 
     def __call__(
         self,
-        x: Tensor,
+        x: Tensor | Inputs,
         arithmetic: Arithmetic,
         out_dtype: torch.dtype | None = None,
         *,
         is_rounded: bool = False,
     ) -> Tensor:
-        """Multiply rows by the weight's transpose.
-
-        Args:
-            x: [M, K] float32 or bfloat16.
-            arithmetic: whether inputs of quantised matrices are rounded, and who chooses the order of sums.
-            out_dtype: `x.dtype` when None.
-            is_rounded: the inputs are E4M3 values with scales already.
-
-        Returns:
-            [M, N] `out_dtype`; accumulated in float32, rounded once.
-        """
+        """As `Projection`."""
+        assert isinstance(x, Tensor), f"{self.name} takes rows as they are"
         return linear(
             x,
             self.weight if arithmetic.batch_invariant else self.wide,
@@ -58,12 +98,94 @@ class Linear:
             batch_invariant=arithmetic.batch_invariant,
         )
 
-    def by_group(self, x: Tensor, arithmetic: Arithmetic, out_dtype: torch.dtype | None = None) -> Tensor:
-        """[M, G, K] -> [M, G, N / G]: the weight's rows in G blocks, one for each group of columns."""
+    def by_group(self, x: Tensor, arithmetic: Arithmetic, *, is_rounded: bool = False) -> Tensor:
+        """As `Projection`."""
         return grouped_columns(
             x,
             self.weight if arithmetic.batch_invariant else self.wide,
-            out_dtype,
-            round_inputs=self.quantized and arithmetic.quantize_activations,
+            round_inputs=self.quantized and arithmetic.quantize_activations and not is_rounded,
             batch_invariant=arithmetic.batch_invariant,
         )
+
+
+@dataclass(frozen=True)
+class Fp8Linear:
+    """A matrix of E4M3 codes with a scale for 32 x 32; inputs and outputs are bfloat16.
+
+    Attributes:
+        packed: [num_groups, ..] int32 of `packing.pack_fp8`.
+        columns: N.
+        num_groups: groups of columns in `by_group`; a plain product has one.
+        name: the checkpoint's name without its suffix, for messages.
+    """
+
+    packed: Tensor
+    columns: int
+    num_groups: int
+    name: str
+
+    def __call__(
+        self,
+        x: Tensor | Inputs,
+        arithmetic: Arithmetic,
+        out_dtype: torch.dtype | None = None,
+        *,
+        is_rounded: bool = False,
+    ) -> Tensor:
+        """As `Projection`."""
+        assert self.num_groups == 1 and out_dtype in (None, torch.bfloat16), f"{self.name} {out_dtype=}"
+        return gemm.linear_fp8(_rounded(x, arithmetic, is_rounded), self.packed, self.columns)
+
+    def by_group(self, x: Tensor, arithmetic: Arithmetic, *, is_rounded: bool = False) -> Tensor:
+        """As `Projection`."""
+        assert x.shape[1] == self.num_groups, f"{self.name} {x.shape=} {self.num_groups=}"
+        rows = _rounded(x, arithmetic, is_rounded).flatten(1)
+        columns = self.columns // self.num_groups
+        out = gemm.linear_fp8(rows, self.packed, columns, num_groups=self.num_groups)
+        return out.unflatten(1, (self.num_groups, columns))
+
+
+@dataclass(frozen=True)
+class DenseLinear:
+    """A matrix without scales; inputs are bfloat16.
+
+    Attributes:
+        weight: [num_parts * N, K] bfloat16; three parts of `packing.split_float32` are a float32 matrix.
+        num_parts: terms that the matrix is the sum of.
+        name: the checkpoint's name without its suffix, for messages.
+    """
+
+    weight: Tensor
+    num_parts: int
+    name: str
+
+    @property
+    def columns(self) -> int:
+        """N."""
+        return self.weight.shape[0] // self.num_parts
+
+    def __call__(
+        self,
+        x: Tensor | Inputs,
+        arithmetic: Arithmetic,
+        out_dtype: torch.dtype | None = None,
+        *,
+        is_rounded: bool = False,
+    ) -> Tensor:
+        """As `Projection`."""
+        rows = x if isinstance(x, Tensor) else x.values
+        assert rows is not None, f"{self.name} takes rows that are not rounded"
+        return gemm.linear(rows, self.weight, out_dtype or rows.dtype, num_parts=self.num_parts)
+
+    def by_group(self, x: Tensor, arithmetic: Arithmetic, *, is_rounded: bool = False) -> Tensor:
+        """As `Projection`."""
+        raise NotImplementedError(f"{self.name}: groups of columns need a matrix that is stored with scales")
+
+
+def _rounded(x: Tensor | Inputs, arithmetic: Arithmetic, is_rounded: bool) -> Tensor:
+    """Rows as an FP8 product takes them."""
+    if isinstance(x, Inputs):
+        rows = x.rounded if arithmetic.quantize_activations else x.values
+        assert rows is not None, "the rows are not at hand in the form that the product takes"
+        return rows
+    return round_rows(x) if arithmetic.quantize_activations and not is_rounded else x

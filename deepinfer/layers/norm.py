@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from tilelang_ops.norm import rms_norm
+from deepinfer.layers.inputs import Inputs
+from tilelang_ops.norm import norm_quantize, rms_norm
+from tilelang_ops.projection import Norm
 
 
 @dataclass(frozen=True)
@@ -24,3 +26,19 @@ class RMSNorm:
     def __call__(self, x: Tensor) -> Tensor:
         """[..., n] -> [..., n], same dtype."""
         return rms_norm(x, self.weight, self.eps)
+
+    def inputs(self, x: Tensor, *, rounds: bool) -> Inputs:
+        """[m, n] -> the normalised rows, for products with matrices that have scales.
+
+        Args:
+            x: the rows.
+            rounds: hand them out rounded to E4M3 in groups of 32, else as they are.
+        """
+        if not rounds:
+            return Inputs(self(x), None)
+        return Inputs(None, norm_quantize(x, self.weight, self.eps, rounds=True).rounded)
+
+    @property
+    def step(self) -> Norm:
+        """This norm as a step of `encode_rows`."""
+        return Norm(self.weight, self.eps)

@@ -7,10 +7,14 @@ the release: at position 10^6 another rounding of a frequency would turn an angl
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from deepinfer.layers.rows import take_rows
+from tilelang_ops.memory import gather_rows
 
 PAGE = 4096  # positions computed together: a value must not depend on how far the table reaches
 
@@ -54,6 +58,7 @@ class RotaryTable:
         self.frequencies = frequencies
         empty = frequencies.new_empty(0, frequencies.shape[0])
         self._cos, self._sin = empty, empty
+        self._of_groups: dict[int, tuple[Tensor, Tensor]] = {}
 
     @property
     def num_positions(self) -> int:
@@ -72,6 +77,8 @@ class RotaryTable:
             cos.append(angles.cos())
             sin.append(angles.sin())
         self._cos, self._sin = torch.cat(cos), torch.cat(sin)
+        for ratio in self._of_groups:
+            self._keep_groups(ratio)
 
     def rows(self, positions: Tensor, num_positions: int) -> tuple[Tensor, Tensor]:
         """Cosines and sines of positions.
@@ -84,7 +91,22 @@ class RotaryTable:
             two float32 [n, width / 2].
         """
         self.reserve(num_positions)
-        return self._cos.index_select(0, positions), self._sin.index_select(0, positions)
+        return take_rows(self._cos, positions), take_rows(self._sin, positions)
+
+    def group_rows(self, positions: Tensor, ratio: int, num_positions: int) -> tuple[Tensor, Tensor]:
+        """Cosines and sines at the first position of each position's group of `ratio`; else as `rows`."""
+        self.reserve(num_positions)
+        self.reserve_groups(ratio)
+        cos, sin = self._of_groups[ratio]
+        return gather_rows(cos, positions, ratio), gather_rows(sin, positions, ratio)
+
+    def reserve_groups(self, ratio: int) -> None:
+        """Hold the angles of groups of `ratio` ready, for `group_rows`."""
+        if ratio not in self._of_groups:
+            self._keep_groups(ratio)
+
+    def _keep_groups(self, ratio: int) -> None:
+        self._of_groups[ratio] = (self._cos[::ratio].contiguous(), self._sin[::ratio].contiguous())
 
 
 @dataclass(frozen=True)
@@ -99,7 +121,9 @@ class RotaryTables:
     plain: RotaryTable
     yarn: RotaryTable
 
-    def reserve(self, num_positions: int) -> None:
-        """Make both tables hold positions below `num_positions`."""
+    def reserve(self, num_positions: int, ratios: Sequence[int] = ()) -> None:
+        """Make both tables hold positions below `num_positions`, `yarn` those of groups of `ratios` too."""
         self.plain.reserve(num_positions)
         self.yarn.reserve(num_positions)
+        for ratio in ratios:
+            self.yarn.reserve_groups(ratio)

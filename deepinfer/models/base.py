@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -84,13 +84,14 @@ class ForwardOutput:
     Attributes:
         hidden_states: [R, hidden] of `batch.output_rows`, after the last norm.
         features: [F, width] inputs of the built-in drafter's context, None when they were not asked for.
-        feature_rows: [F] int64, ascending rows of the batch that `features` belong to, None likewise. They
-            include the last `window` positions of every sequence's known tokens that are in the batch.
+        feature_rows: [F] int64, ascending rows of the batch that `features` belong to, or what tells the
+            drafter of the same model about them; None likewise. They include the last `window` positions of
+            every sequence's known tokens that are in the batch.
     """
 
     hidden_states: Tensor
     features: Tensor | None = None
-    feature_rows: Tensor | None = None
+    feature_rows: Any = None
 
 
 class LayerGate(Protocol):
@@ -107,6 +108,9 @@ class Model(Protocol):
     """The calls of one step, on one device."""
 
     spec: ModelSpec
+
+    def reserve(self, num_positions: int) -> None:
+        """Make what depends on positions hold those below `num_positions`, so that no step has to."""
 
     def forward(
         self, batch: Batch, caches: Caches, want_features: bool = False, gate: LayerGate | None = None
@@ -157,7 +161,7 @@ class Drafter(Protocol):
     block_size: int  # most drafts of a proposal
     context_size: int  # positions in front of an anchor that a proposal sees
 
-    def context(self, features: Tensor, feature_rows: Tensor, batch: Batch) -> DraftContext:
+    def context(self, features: Tensor, feature_rows: Any, batch: Batch) -> DraftContext:
         """The rows to take in of what the forward of `batch` handed out (`ForwardOutput`)."""
 
     def store_context(self, context: DraftContext, caches: Caches) -> None:

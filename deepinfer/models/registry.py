@@ -18,7 +18,7 @@ class ModelFamily:
     Attributes:
         read_config: content of `config.json` -> the typed, proved configuration.
         verify: (reader, config) proves names, shapes and dtypes of all tensors.
-        weights: (reader, on_read) -> what modules load from.
+        weights: (reader, on_read, device=, tables_on_host=) -> what modules load from.
         spec: typed configuration -> `ModelSpec`.
         load: (weights, config, arithmetic) -> the model.
         load_drafter: (weights, config, arithmetic, model) -> its built-in drafter, where the spec has one.

@@ -15,6 +15,9 @@ from tilelang_ops.common.dispatch import register as register_backend
 from tilelang_ops.kv_cache.store_index_keys import reference as store_index_keys_reference
 from tilelang_ops.kv_cache.store_main import reference as store_main_reference
 from tilelang_ops.kv_cache.store_window import reference as store_window_reference
+from tilelang_ops.moe.swiglu import reference as swiglu_reference
+from tilelang_ops.projection.encode_rows import EncodedRows, Norm, Records, Rotation
+from tilelang_ops.projection.encode_rows import reference as encode_rows_reference
 
 FP8, FP4, MXFP4 = 0, 1, 2  # encodings of `store_records`
 
@@ -23,6 +26,7 @@ def register() -> None:
     """Serve CPU tensors by the kernels of this file."""
     for package, run in {
         "norm.rms_norm": rms_norm,
+        "projection.encode_rows": encode_rows,
         "projection.rotate": rotate,
         "hyper_connection.advance_streams": advance_streams,
         "hyper_connection.collapse_streams": collapse_streams,
@@ -54,6 +58,31 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, inverse: bool) -> None:
         sin.data_ptr(),
         pairs,
     )
+
+
+def encode_rows(
+    x: Tensor,
+    format: str,
+    norm: Norm | None,
+    rotation: Rotation | None,
+    records: Records | None,
+    keeps_normed: bool,
+) -> EncodedRows:
+    """`tilelang_ops.projection.encode_rows`: into records by the kernels of its parts, else its reference."""
+    if records is None:
+        return encode_rows_reference.run(x, format, norm, rotation, records, keeps_normed)
+    normed = x if norm is None else rms_norm(x, norm.weight, norm.eps)
+    vectors = normed
+    if rotation is not None:
+        vectors = normed.clone() if keeps_normed or norm is None else normed
+        rotate(vectors, rotation.cos, rotation.sin, rotation.inverse)
+    vectors = vectors.view(-1, x.shape[-1])
+    if format == "mxfp4":
+        store_index_keys(vectors, records.codes, records.scales, records.index)
+    else:
+        store = store_window if format == "fp8" else store_main
+        store(vectors, records.codes, records.index)
+    return EncodedRows(None, None, normed if keeps_normed else None)
 
 
 def advance_streams(
@@ -168,8 +197,12 @@ def route_topk(
     return ids, weights
 
 
-def swiglu(gate_up: Tensor, limit: float, dtype: torch.dtype, weight: Tensor | None) -> Tensor:
+def swiglu(
+    gate_up: Tensor, limit: float, dtype: torch.dtype, weight: Tensor | None, rounds: bool = False
+) -> Tensor:
     """`tilelang_ops.moe.swiglu`."""
+    if rounds:
+        return swiglu_reference.run(gate_up, limit, dtype, weight, rounds)
     num_rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     gate_up, weight = gate_up.contiguous(), _packed(weight)
     out = torch.empty(num_rows, width, dtype=dtype)

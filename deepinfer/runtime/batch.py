@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from deepinfer.config import ReplayMode
@@ -49,6 +51,7 @@ class Batch:
     replay: ReplayMode = (
         ReplayMode.OFF
     )  # what a prefill computes of the decoder; OFF heeds no `window_starts`
+    host: Mapping[str, Tensor] | None = None  # the same tensors on the host, where they were filled
 
     @property
     def num_rows(self) -> int:
@@ -58,9 +61,22 @@ class Batch:
     def num_seqs(self) -> int:
         return self.seqlens_k.shape[0]
 
+    def on_host(self, *names: str) -> Batch:
+        """This batch with the named tensors on the host; copies them and waits if `host` is not there."""
+        if self.input_ids.is_cpu:
+            return self
+        tensors = [getattr(self, name) for name in names]
+        if self.host is not None:
+            found = [self.host[name] for name in names]
+        else:
+            sizes = [tensor.numel() for tensor in tensors]
+            flat = torch.cat([tensor.flatten() for tensor in tensors]).cpu().split(sizes)
+            found = [part.view(tensor.shape) for part, tensor in zip(flat, tensors, strict=True)]
+        return dataclasses.replace(self, **dict(zip(names, found, strict=True)))
+
     @classmethod
     @functools.cache
     def tensor_names(cls) -> tuple[str, ...]:
         """Names of the tensors, which are those of the arrays that the C++ core fills."""
-        hosts = ("max_seqlen_k", "is_prefill", "replay")
+        hosts = ("max_seqlen_k", "is_prefill", "replay", "host")
         return tuple(field.name for field in dataclasses.fields(cls) if field.name not in hosts)

@@ -40,12 +40,13 @@ class BatchBuilder:
 
         The latter two are None when there is nothing. Call right after the plan was made.
         """
-        views = self._views(plan, self._core.batch_layout, self._core.fill_batch)[1]
+        host, views = self._views(plan, self._core.batch_layout, self._core.fill_batch)
         batch = Batch(
             **{name: views[name] for name in Batch.tensor_names()},
             max_seqlen_k=plan.max_seqlen_k,
             is_prefill=plan.is_prefill,
             replay=self._replay,
+            host=host if plan.is_prefill else None,  # decode rows may be corrected on the device
         )
         copies = None
         if plan.has_copies:

@@ -273,7 +273,7 @@ def test_kernels_serve_the_operators(monkeypatch: pytest.MonkeyPatch) -> None:
         rows, "register_backend", lambda package, device, run: registered.update({package: run})
     )
     rows.register()
-    assert len(registered) == 12
+    assert len(registered) == 13
     for package, run in registered.items():
         module = dispatch.import_module(f"{package}.reference")
         assert isinstance(module, ModuleType)

@@ -14,19 +14,21 @@ import torch
 from torch import Tensor
 
 from deepinfer.config import Arithmetic
-from deepinfer.layers.linear import Linear
+from deepinfer.layers.inputs import Inputs
+from deepinfer.layers.linear import Projection
 from deepinfer.layers.norm import RMSNorm
 from deepinfer.models.deepseek_v41.compressor import Compressor
 from deepinfer.models.deepseek_v41.config import DeepseekV41Config, LayerKind
+from deepinfer.models.deepseek_v41.device_rows import DeviceRows
 from deepinfer.models.deepseek_v41.indexer import Indexer, IndexKeys, Selection
 from deepinfer.models.deepseek_v41.rows import RowSet
 from deepinfer.models.deepseek_v41.weights import Weights
 from deepinfer.runtime.caches import Caches
 from tilelang_ops.attention import sparse_attention
-from tilelang_ops.kv_cache import copy_records, store_main, store_window
-from tilelang_ops.projection import rotate
+from tilelang_ops.kv_cache import copy_records
+from tilelang_ops.projection import Records, Rotation, encode_rows, rotate, round_rows
 
-Rotation = tuple[Tensor, Tensor]  # cosines and sines, float32 [n, rotary width / 2] each
+Angles = tuple[Tensor, Tensor]  # cosines and sines, float32 [n, rotary width / 2] each
 
 
 @dataclass(frozen=True)
@@ -40,10 +42,10 @@ class WindowKeys:
     """
 
     pool: Tensor
-    rows: RowSet
+    rows: RowSet | DeviceRows
     ring: int
 
-    def index(self, queries: RowSet, window: int) -> Tensor:
+    def index(self, queries: RowSet | DeviceRows, window: int) -> Tensor:
         """[n, window] int32 record numbers of each query's window."""
         if self.ring:
             return queries.window_in_ring(window, self.ring)
@@ -61,6 +63,7 @@ class Attention:
         num_heads: query heads.
         yarn: the layer's rotations are the interpolated ones.
         arithmetic: how products round.
+        is_packed: weights are in the packed form, whose products take `Inputs`.
     """
 
     layer_id: int
@@ -69,18 +72,19 @@ class Attention:
     num_heads: int
     yarn: bool
     arithmetic: Arithmetic
-    wq_a: Linear  # [query rank, hidden]
+    wq_a: Projection  # [query rank, hidden]
     q_norm: RMSNorm
-    wq_b: Linear  # [heads * width, query rank]
-    wkv: Linear  # [width, hidden]
+    wq_b: Projection  # [heads * width, query rank]
+    wkv: Projection  # [width, hidden]
     kv_norm: RMSNorm
     sink: Tensor  # [heads] float32
-    wo_a: Linear  # [groups * output rank, heads * width / groups]
-    wo_b: Linear  # [hidden, groups * output rank]
+    wo_a: Projection  # [groups * output rank, heads * width / groups]
+    wo_b: Projection  # [hidden, groups * output rank]
     num_groups: int
     compressor: Compressor | None
     index_keys: IndexKeys | None
     indexer: Indexer | None
+    is_packed: bool = False
 
     @classmethod
     def load(
@@ -111,12 +115,13 @@ class Attention:
             wkv=weights.linear(f"{prefix}.wkv"),
             kv_norm=norm("kv_norm"),
             sink=weights.tensor(f"{prefix}.attn_sink", torch.float32),
-            wo_a=weights.linear(f"{prefix}.wo_a"),
+            wo_a=weights.linear(f"{prefix}.wo_a", num_groups=config.o_groups),
             wo_b=weights.linear(f"{prefix}.wo_b"),
             num_groups=config.o_groups,
             compressor=compressor,
             index_keys=index_keys,
             indexer=indexer,
+            is_packed=weights.is_packed,
         )
 
     @property
@@ -124,7 +129,12 @@ class Attention:
         """The layer makes compressed entries, which this and later layers read."""
         return self.compressor is not None
 
-    def store_entries(self, x: Tensor, rows: RowSet, caches: Caches) -> None:
+    @property
+    def takes_values(self) -> bool:
+        """Some product takes the layer's input as it is: the compressor's, or that of the index weights."""
+        return self.compressor is not None or self.indexer is not None
+
+    def store_entries(self, x: Tensor | Inputs, rows: RowSet | DeviceRows, caches: Caches) -> None:
         """Write the compressed KV and index keys of the groups that end among the rows, if it owns any.
 
         Args:
@@ -140,10 +150,18 @@ class Attention:
         caches.counters.entry_rows += rows.num_rows
         if latents.shape[0] == 0:  # no group ends here; the compression ring keeps the open ones
             return
-        self.index_keys.store(latents, groups, view)
-        store_main(rotate(latents, groups.cos, groups.sin), view.main, groups.slots)
+        encoded = encode_rows(
+            latents,
+            "fp4",
+            norm=self.compressor.norm.step,
+            rotation=Rotation(groups.cos, groups.sin),
+            records=Records(view.main, None, groups.slots),
+            keeps_normed=True,
+        )
+        assert encoded.normed is not None
+        self.index_keys.store(encoded.normed, groups, view)
 
-    def store_window(self, x: Tensor, rows: RowSet, caches: Caches) -> WindowKeys:
+    def store_window(self, x: Tensor | Inputs, rows: RowSet | DeviceRows, caches: Caches) -> WindowKeys:
         """Write the window KV of the rows.
 
         Args:
@@ -154,42 +172,51 @@ class Attention:
         Returns:
             where queries among these rows find their windows.
         """
-        return self.store_window_values(self.kv_norm(self.wkv(x, self.arithmetic)), rows, caches)
-
-    def store_window_values(self, kv: Tensor, rows: RowSet, caches: Caches) -> WindowKeys:
-        """Rotate normed KV vectors [n, width] in place, quantise and store them; see `store_window`."""
+        kv = self.wkv(x, self.arithmetic)
         rotation = rows.rotation(self.yarn)
         rings = caches.window(self.layer_id)
         ring = rings.shape[1]
         if not rows.batch.is_prefill:
             self.store_in_rings(kv, rotation, rows.ring_index(ring), caches)
             return WindowKeys(rings, rows, ring)
-        rotate(kv, *rotation)
         caches.counters.window_records_written += rows.num_rows
         num_records = rows.batch.num_seqs * (self.window - 1) + rows.num_rows
         line = rings.new_empty(1, num_records, rings.shape[2])
         sources, targets = rows.history_index(self.window, ring)
         copy_records(rings, sources, line, targets)
         places, _ = rows.line_index(self.window)
-        store_window(kv, line, places)
+        self._store(kv, rotation, line, places)
         copy_records(line, places, rings, rows.ring_index(ring))
         return WindowKeys(line, rows, ring=0)
 
-    def store_in_rings(self, kv: Tensor, rotation: Rotation, records: Tensor, caches: Caches) -> None:
-        """Rotate normed KV vectors in place, quantise and write them to the rings of the state slots.
+    def store_in_rings(self, kv: Tensor, rotation: Angles, records: Tensor, caches: Caches) -> None:
+        """Norm, rotate and quantise KV vectors and write them to the rings of the state slots.
 
         Args:
-            kv: [n, width], contiguous.
+            kv: [n, width] of `wkv`.
             rotation: cosines and sines at the vectors' positions.
             records: [n] int64 record numbers, slot * ring + place in the ring; -1 writes nothing.
             caches: the pools.
         """
-        rotate(kv, *rotation)
         caches.counters.window_records_written += kv.shape[0]
-        store_window(kv, caches.window(self.layer_id), records)
+        self._store(kv, rotation, caches.window(self.layer_id), records)
+
+    def _store(self, kv: Tensor, rotation: Angles, pool: Tensor, records: Tensor) -> None:
+        encode_rows(
+            kv,
+            "fp8",
+            norm=self.kv_norm.step,
+            rotation=Rotation(*rotation),
+            records=Records(pool, None, records),
+        )
 
     def forward(
-        self, x: Tensor, rows: RowSet, keys: WindowKeys, caches: Caches, selection: Selection | None
+        self,
+        x: Tensor | Inputs,
+        rows: RowSet | DeviceRows,
+        keys: WindowKeys,
+        caches: Caches,
+        selection: Selection | None,
     ) -> tuple[Tensor, Selection | None]:
         """Attend with the given rows as queries.
 
@@ -204,7 +231,7 @@ class Attention:
             [n, hidden] of x's dtype, and the selection for the layer above: a new one where this layer has an
             indexer, else the given one.
         """
-        query_latent = self.q_norm(self.wq_a(x, self.arithmetic))
+        query_latent = self._query_latent(x)
         if self.indexer is not None:
             selection = self.indexer.select(x, query_latent, rows, caches, selection)
         main, slots = None, None
@@ -215,7 +242,7 @@ class Attention:
         self._count(keys.pool, index, main, slots, caches)
         return self._attend(query_latent, rows.rotation(self.yarn), keys.pool, index, main, slots), selection
 
-    def forward_in_rings(self, x: Tensor, rotation: Rotation, index: Tensor, caches: Caches) -> Tensor:
+    def forward_in_rings(self, x: Tensor | Inputs, rotation: Angles, index: Tensor, caches: Caches) -> Tensor:
         """Attend over listed records of the rings and nothing else, in a window-only layer.
 
         Args:
@@ -230,13 +257,20 @@ class Attention:
         assert self.source is None and self.indexer is None, f"{self.layer_id=} reads compressed entries"
         rings = caches.window(self.layer_id)
         self._count(rings, index, None, None, caches)
-        query_latent = self.q_norm(self.wq_a(x, self.arithmetic))
+        query_latent = self._query_latent(x)
         return self._attend(query_latent, rotation, rings, index, None, None)
+
+    def _query_latent(self, x: Tensor | Inputs) -> Tensor | Inputs:
+        """[n, query rank] normed."""
+        latent = self.wq_a(x, self.arithmetic)
+        if self.is_packed:
+            return self.q_norm.inputs(latent, rounds=self.arithmetic.quantize_activations)
+        return self.q_norm(latent)
 
     def _attend(
         self,
-        query_latent: Tensor,
-        rotation: Rotation,
+        query_latent: Tensor | Inputs,
+        rotation: Angles,
         window: Tensor,
         window_index: Tensor,
         main: Tensor | None,
@@ -247,9 +281,13 @@ class Attention:
         rotate(q, *rotation)
         scale = q.shape[2] ** -0.5
         out = sparse_attention(q, window, window_index, main, main_index, self.sink, scale)
-        rotate(out, *rotation, inverse=True)
+        rounds = self.is_packed and self.arithmetic.quantize_activations
+        if rounds:
+            out = round_rows(out, rotation=Rotation(*rotation, inverse=True))
+        else:
+            rotate(out, *rotation, inverse=True)
         by_group = out.flatten(1).unflatten(1, (self.num_groups, -1))
-        latent = self.wo_a.by_group(by_group, self.arithmetic).flatten(1)
+        latent = self.wo_a.by_group(by_group, self.arithmetic, is_rounded=rounds).flatten(1)
         return self.wo_b(latent, self.arithmetic)
 
     def _count(

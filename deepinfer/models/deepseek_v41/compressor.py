@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 
 from deepinfer.config import Arithmetic
-from deepinfer.layers.linear import Linear
+from deepinfer.layers.inputs import Inputs
+from deepinfer.layers.linear import Projection
 from deepinfer.layers.norm import RMSNorm
 from deepinfer.models.deepseek_v41.config import DeepseekV41Config
+from deepinfer.models.deepseek_v41.device_rows import DeviceRows
 from deepinfer.models.deepseek_v41.rows import Groups, RowSet
 from deepinfer.models.deepseek_v41.weights import Weights
 from deepinfer.runtime.caches import Caches
@@ -31,7 +33,7 @@ class Compressor:
 
     layer_id: int
     ratio: int
-    project: Linear
+    project: Projection
     norm: RMSNorm
     arithmetic: Arithmetic
 
@@ -45,8 +47,10 @@ class Compressor:
         norm = RMSNorm(weights.tensor(f"{prefix}.norm.weight", torch.float32), config.rms_norm_eps)
         return cls(layer_id, config.ratio(layer_id), project, norm, arithmetic)
 
-    def __call__(self, x: Tensor, rows: RowSet, groups: Groups, caches: Caches) -> Tensor:
-        """Latents of the groups that end among the rows, before any rotation.
+    def __call__(
+        self, x: Tensor | Inputs, rows: RowSet | DeviceRows, groups: Groups, caches: Caches
+    ) -> Tensor:
+        """Latents of the groups that end among the rows, before the norm.
 
         Args:
             x: [n, hidden] normalised input of every row of the step.
@@ -55,12 +59,12 @@ class Compressor:
             caches: the compression ring is read for open groups and holds the last tokens afterwards.
 
         Returns:
-            [g, width] of x's dtype.
+            [g, width] compute dtype.
         """
         if self.ratio == 1:
-            return self.norm(self.project(x, self.arithmetic))
+            return self.project(x, self.arithmetic)
         states = self.project(x, self.arithmetic, torch.float32).unflatten(1, (2, -1))
-        pooled = pool_groups(
+        return pool_groups(
             states,
             caches.compression(self.layer_id),
             groups.ends,
@@ -69,6 +73,5 @@ class Compressor:
             rows.preceding,
             rows.following,
             self.ratio,
-            x.dtype,
+            getattr(torch, self.arithmetic.compute_dtype),
         )
-        return self.norm(pooled)

@@ -21,22 +21,27 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from deepinfer.config import Arithmetic
 from deepinfer.layers.embedding import Embedding
-from deepinfer.layers.linear import Linear
+from deepinfer.layers.inputs import Inputs
+from deepinfer.layers.linear import Projection
 from deepinfer.layers.norm import RMSNorm
 from deepinfer.layers.rotary import RotaryTable
+from deepinfer.layers.rows import take_rows
 from deepinfer.models.base import DraftContext, Proposal
 from deepinfer.models.deepseek_v41.config import DeepseekV41Config
+from deepinfer.models.deepseek_v41.device_rows import DeviceRows
 from deepinfer.models.deepseek_v41.hyper_connection import Streams
 from deepinfer.models.deepseek_v41.layer import Layer
 from deepinfer.models.deepseek_v41.model import DeepseekV41Model
 from deepinfer.models.deepseek_v41.weights import Weights
 from deepinfer.runtime.batch import Batch
 from deepinfer.runtime.caches import Caches
+from deepinfer.utils.upload import upload
 from tilelang_ops.kv_index import ring_index
 from tilelang_ops.step_inputs import draft_inputs
 
@@ -57,6 +62,7 @@ class Drafter:
         markov_embed: [vocab, rank] a row for the token before a draft, and
         markov_head: [vocab, rank] what that row adds to the draft's logits.
         confidence: [1, hidden + rank], of the state before `norm` and the Markov row.
+        is_packed: weights are in the packed form, whose products take `Inputs`.
     """
 
     arithmetic: Arithmetic
@@ -65,15 +71,16 @@ class Drafter:
     num_streams: int
     noise_token_id: int
     embed: Embedding
-    main_proj: Linear
+    main_proj: Projection
     main_norm: RMSNorm
     stages: tuple[Layer, ...]
     norm: RMSNorm
-    head: Linear
+    head: Projection
     markov_embed: Embedding
-    markov_head: Linear
-    confidence: Linear
+    markov_head: Projection
+    confidence: Projection
     rotary: RotaryTable
+    is_packed: bool = False
 
     @property
     def context_size(self) -> int:
@@ -107,9 +114,10 @@ class Drafter:
             markov_head=weights.linear(f"{last}.markov_head.head"),
             confidence=weights.linear(f"{last}.confidence_head.proj"),
             rotary=model.rotary.plain,
+            is_packed=weights.is_packed,
         )
 
-    def context(self, features: Tensor, feature_rows: Tensor, batch: Batch) -> DraftContext:
+    def context(self, features: Tensor, feature_rows: Tensor | DeviceRows, batch: Batch) -> DraftContext:
         """The rows of a step that blocks will see.
 
         In a decode step these are all rows, before it is known which drafts survive. Of a prefill only rows
@@ -120,6 +128,8 @@ class Drafter:
             feature_rows: [F] int64, what the forward of `batch` handed out.
             batch: the step's inputs.
         """
+        if isinstance(feature_rows, DeviceRows):
+            return self._device_context(features, feature_rows, batch)
         positions = batch.positions.index_select(0, feature_rows)
         seqs = batch.row_seq.index_select(0, feature_rows)
         if batch.is_prefill:
@@ -127,6 +137,19 @@ class Drafter:
             places = (positions >= starts).nonzero().squeeze(1)
             features, positions, seqs = (t.index_select(0, places) for t in (features, positions, seqs))
         return DraftContext(features, positions, batch.state_slots.index_select(0, seqs), batch.max_seqlen_k)
+
+    def _device_context(self, features: Tensor, rows: DeviceRows, batch: Batch) -> DraftContext:
+        """As `context`, from what the host knows of a prefill's rows; those of padding belong to slot 0."""
+        positions, slots = rows.positions, rows.slots.int()
+        if batch.is_prefill:
+            host = batch.on_host("positions", "row_seq", "total_lens")
+            index = np.arange(batch.num_rows) if rows.host_index is None else rows.host_index
+            starts = host.total_lens.numpy()[host.row_seq.numpy()[index]] - self.window
+            kept = np.flatnonzero(host.positions.numpy()[index] >= starts)
+            if kept.size < index.size:
+                places = upload([kept.astype(np.int64)], features.device)[0]
+                features, positions, slots = (take_rows(t, places) for t in (features, positions, slots))
+        return DraftContext(features, positions, slots, batch.max_seqlen_k)
 
     def store_context(self, context: DraftContext, caches: Caches) -> None:
         """Write the stages' window KV of rows that have features.
@@ -142,12 +165,16 @@ class Drafter:
         self.rotary.reserve(context.max_length + self.block_size)
         if context.positions.shape[0] == 0:
             return
-        x = self.main_norm(self.main_proj(context.features, self.arithmetic))
+        x: Tensor | Inputs = self.main_proj(context.features, self.arithmetic)
+        if self.is_packed:
+            x = self.main_norm.inputs(x, rounds=self.arithmetic.quantize_activations)
+        else:
+            x = self.main_norm(x)
         rotation = self.rotary.rows(context.positions, self.rotary.num_positions)
         records = ring_index(context.state_slots, context.positions, self._ring(caches))
         for stage in self.stages:
             attention = stage.attention
-            kv = attention.kv_norm(attention.wkv(x, self.arithmetic))
+            kv = attention.wkv(x, self.arithmetic)
             attention.store_in_rings(kv, rotation, records, caches)
 
     def propose(
@@ -208,7 +235,7 @@ class Drafter:
         for stage in self.stages:
             attention = stage.attention
             x, streams = stage.enter(streams, None)
-            kv = attention.kv_norm(attention.wkv(x, self.arithmetic))
+            kv = attention.wkv(x, self.arithmetic)
             attention.store_in_rings(kv, rotation, inputs.ring_index, caches)
             output = attention.forward_in_rings(x, rotation, inputs.window_index, caches)
             streams = stage.feed_forward(streams.add(output))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from deepinfer.config import Arithmetic
-from deepinfer.layers.linear import Linear
+from deepinfer.layers.linear import Projection
 from deepinfer.models.deepseek_v41.config import DeepseekV41Config
 from deepinfer.models.deepseek_v41.weights import QuantTable, Weights
 from tilelang_ops.engram import gate_streams, hash_ngrams
@@ -56,7 +56,7 @@ class Engram:
     """
 
     table: QuantTable
-    wkv: Linear
+    wkv: Projection
     weight: Tensor
     eps: float
     arithmetic: Arithmetic

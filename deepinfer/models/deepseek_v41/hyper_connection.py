@@ -18,10 +18,13 @@ import torch
 from torch import Tensor
 
 from deepinfer.config import Arithmetic
-from deepinfer.layers.linear import Linear
+from deepinfer.layers.inputs import Inputs
+from deepinfer.layers.linear import Projection
+from deepinfer.layers.norm import RMSNorm
+from deepinfer.layers.rows import take_rows
 from deepinfer.models.deepseek_v41.config import DeepseekV41Config
 from deepinfer.models.deepseek_v41.weights import Weights
-from tilelang_ops.hyper_connection import advance_streams, expand_streams, mix_coefficients
+from tilelang_ops.hyper_connection import advance_norm, advance_streams, expand_streams, mix_coefficients
 
 
 @dataclass(frozen=True)
@@ -65,16 +68,22 @@ class Streams:
     def take(self, places: Tensor) -> Streams:
         """The rows at `places` ([k] int64)."""
         parts = (self.values, self.pre, self.post, self.comb, self.output)
-        return Streams(*(None if part is None else part.index_select(0, places) for part in parts))
+        return Streams(*(None if part is None else take_rows(part, places) for part in parts))
 
     def mean(self) -> Tensor:
         """[n, hidden] mean of the streams in float32, rounded once; nothing may be pending."""
         assert self.output is None, "an output is pending"
         return self.values.float().mean(1).to(self.values.dtype)
 
-    def collapse(self) -> Tensor:
-        """[n, hidden]: settle and collapse with the last mix, after the last sublayer."""
-        return advance_streams(self.values, self.pre, self.output, self.post, self.comb)[1]
+    def collapse(self, norm: RMSNorm | None = None) -> Tensor:
+        """[n, hidden]: settle and collapse with the last mix, after the last sublayer; then the norm."""
+        pending = (self.output, self.post, self.comb)
+        if norm is None or self.values.is_cpu:
+            collapsed = advance_streams(self.values, self.pre, *pending)[1]
+            return collapsed if norm is None else norm(collapsed)
+        values = advance_norm(self.values, self.pre, norm.weight, norm.eps, *pending).values
+        assert values is not None
+        return values
 
 
 @dataclass(frozen=True)
@@ -87,7 +96,7 @@ class HyperConnection:
         base: [(2 + m) * m] float32.
     """
 
-    project: Linear
+    project: Projection
     scale: Tensor
     base: Tensor
     num_streams: int
@@ -104,7 +113,7 @@ class HyperConnection:
         m = config.hc_mult
         scale = weights.tensor(f"{prefix}_scale", torch.float32)
         return cls(
-            project=Linear(weights.tensor(f"{prefix}_fn", torch.float32), False, f"{prefix}_fn"),
+            project=weights.float32_linear(f"{prefix}_fn"),
             scale=scale.repeat_interleave(torch.tensor([m, m, m * m], device=scale.device)),
             base=weights.tensor(f"{prefix}_base", torch.float32),
             num_streams=m,
@@ -119,6 +128,32 @@ class HyperConnection:
         values, collapsed, mean_square = advance_streams(
             streams.values, streams.pre, streams.output, streams.post, streams.comb
         )
+        return collapsed, self._mixed(values, mean_square)
+
+    def normed(self, streams: Streams, norm: RMSNorm, *, keeps_values: bool) -> tuple[Inputs, Streams]:
+        """As the call, with the sublayer's input behind its norm, for products on a device.
+
+        Args:
+            streams: n rows, an output pending or not.
+            norm: the sublayer's.
+            keeps_values: some product takes the input as it is, not rounded.
+        """
+        rounds = self.arithmetic.quantize_activations
+        advanced = advance_norm(
+            streams.values,
+            streams.pre,
+            norm.weight,
+            norm.eps,
+            streams.output,
+            streams.post,
+            streams.comb,
+            keeps_values=keeps_values or not rounds,
+            rounds=rounds,
+        )
+        return Inputs(advanced.values, advanced.rounded), self._mixed(advanced.streams, advanced.mean_square)
+
+    def _mixed(self, values: Tensor, mean_square: Tensor) -> Streams:
+        """Settled streams [n, m, hidden] with this site's mixes, from their mean square [n] float32."""
         pre, post, comb = mix_coefficients(
             self.project(values.flatten(1), self.arithmetic, torch.float32),
             mean_square,
@@ -129,4 +164,4 @@ class HyperConnection:
             eps=self.eps,
             norm_eps=self.norm_eps,
         )
-        return collapsed, Streams(values, pre, post, comb)
+        return Streams(values, pre, post, comb)

@@ -8,18 +8,20 @@ import torch
 from torch import Tensor
 
 from deepinfer.config import Arithmetic
-from deepinfer.layers.linear import Linear
+from deepinfer.layers.inputs import Inputs
+from deepinfer.layers.linear import Projection
 from deepinfer.layers.norm import RMSNorm
+from deepinfer.layers.rows import take_rows
 from deepinfer.models.deepseek_v41.config import DeepseekV41Config
+from deepinfer.models.deepseek_v41.device_rows import DeviceRows
 from deepinfer.models.deepseek_v41.rows import Groups, RowSet
 from deepinfer.models.deepseek_v41.weights import Weights
 from deepinfer.models.deepseek_v41.work import MAX_SCORES
 from deepinfer.ops.quant import round_mxfp4
 from deepinfer.runtime.caches import Caches, PagedView
 from tilelang_ops.indexer import index_scores
-from tilelang_ops.kv_cache import store_index_keys
 from tilelang_ops.kv_index import candidate_blocks, entry_slots, keep_candidates, select_entries
-from tilelang_ops.projection import rotate
+from tilelang_ops.projection import Records, Rotation, encode_rows, rotate, round_rows
 
 
 @dataclass(frozen=True)
@@ -40,9 +42,9 @@ class Selection:
     def take(self, places: Tensor) -> Selection:
         """The rows at `places` ([m] int64)."""
         return Selection(
-            self.entries.index_select(0, places),
-            self.slots.index_select(0, places),
-            None if self.candidates is None else self.candidates.index_select(0, places),
+            take_rows(self.entries, places),
+            take_rows(self.slots, places),
+            None if self.candidates is None else take_rows(self.candidates, places),
         )
 
 
@@ -50,7 +52,7 @@ class Selection:
 class IndexKeys:
     """The index keys of a layer that owns compressed KV: projection, norm, rotation, MXFP4 store."""
 
-    wk: Linear
+    wk: Projection
     norm: RMSNorm
     arithmetic: Arithmetic
 
@@ -63,9 +65,14 @@ class IndexKeys:
         return cls(weights.linear(f"{prefix}.wk"), norm, arithmetic)
 
     def store(self, latents: Tensor, groups: Groups, view: PagedView) -> None:
-        """Write the keys of groups, from their latents [g, width] before rotation."""
-        keys = rotate(self.norm(self.wk(latents, self.arithmetic)), groups.cos, groups.sin)
-        store_index_keys(keys, view.codes, view.scales, groups.slots)
+        """Write the keys of groups, from their normed latents [g, width] before rotation."""
+        encode_rows(
+            self.wk(latents, self.arithmetic),
+            "mxfp4",
+            norm=self.norm.step,
+            rotation=Rotation(groups.cos, groups.sin),
+            records=Records(view.codes, view.scales, groups.slots),
+        )
 
 
 @dataclass(frozen=True)
@@ -92,8 +99,8 @@ class Indexer:
     num_blocks: int
     builds_candidates: bool
     is_restricted: bool
-    wq_b: Linear
-    weights_proj: Linear
+    wq_b: Projection
+    weights_proj: Projection
     arithmetic: Arithmetic
 
     @classmethod
@@ -117,7 +124,12 @@ class Indexer:
         )
 
     def select(
-        self, x: Tensor, query_latent: Tensor, rows: RowSet, caches: Caches, previous: Selection | None
+        self,
+        x: Tensor | Inputs,
+        query_latent: Tensor | Inputs,
+        rows: RowSet | DeviceRows,
+        caches: Caches,
+        previous: Selection | None,
     ) -> Selection:
         """Choose the entries of every row.
 
@@ -144,11 +156,20 @@ class Indexer:
         slots = entry_slots(entries, rows.row_seq, rows.batch.block_tables, view.section.entries)
         return Selection(entries, slots, candidates)
 
-    def _queries(self, x: Tensor, query_latent: Tensor, rows: RowSet) -> tuple[Tensor, Tensor]:
-        """Index queries [n, heads, width], rounded as the keys are, and float32 weights [n, heads]."""
-        heads = self.weights_proj.weight.shape[0]
+    def _queries(
+        self, x: Tensor | Inputs, query_latent: Tensor | Inputs, rows: RowSet | DeviceRows
+    ) -> tuple[Tensor, Tensor]:
+        """Index queries [n, heads, width], rounded as the keys are, and weights [n, heads]."""
+        heads = self.weights_proj.columns
         queries = self.wq_b(query_latent, self.arithmetic).unflatten(1, (heads, -1))
-        rotate(queries, *rows.rotation(yarn=True))
+        rotation = rows.rotation(yarn=True)
+        if isinstance(x, Inputs):
+            # The factor of the weights is left out: it is the same for all scores of a row, and none is used
+            # but to be compared.
+            return round_rows(queries, "mxfp4", rotation=Rotation(*rotation)), self.weights_proj(
+                x, self.arithmetic
+            )
+        rotate(queries, *rotation)
         if self.arithmetic.release_caches:
             queries = round_mxfp4(queries)
         scale = (heads * queries.shape[2]) ** -0.5
@@ -158,7 +179,7 @@ class Indexer:
         self,
         queries: Tensor,
         weights: Tensor,
-        rows: RowSet,
+        rows: RowSet | DeviceRows,
         view: PagedView,
         max_visible: int,
         allowed: Tensor | None,
@@ -185,4 +206,8 @@ class Indexer:
             if allowed is not None:
                 keep_candidates(scores, allowed[part], self.block_size)
             entries.append(select_entries(scores, self.topk))
-        return torch.cat(entries), torch.cat(blocks) if builds else allowed
+        return _joined(entries), _joined(blocks) if builds else allowed
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from deepinfer.config import Arithmetic
+from deepinfer.layers.inputs import Inputs
 from deepinfer.layers.norm import RMSNorm
 from deepinfer.models.deepseek_v41.attention import Attention
 from deepinfer.models.deepseek_v41.config import DeepseekV41Config
@@ -27,6 +28,7 @@ class Layer:
     Attributes:
         engram: None in most layers.
         table: place of the layer's table among the Engram tables, -1 without one.
+        is_packed: weights are in the packed form, whose products take `Inputs`.
     """
 
     layer_id: int
@@ -38,6 +40,7 @@ class Layer:
     moe: MoE
     engram: Engram | None = None
     table: int = -1
+    is_packed: bool = False
 
     @classmethod
     def load(
@@ -64,11 +67,12 @@ class Layer:
             ),
             engram=Engram.load(weights, f"{prefix}.engram", config, arithmetic) if has_engram else None,
             table=config.engram_layer_ids.index(layer_id) if has_engram else -1,
+            is_packed=weights.is_packed,
         )
 
     def enter(
         self, streams: Streams, table_rows: Tensor | None, is_image: Tensor | None = None
-    ) -> tuple[Tensor, Streams]:
+    ) -> tuple[Tensor | Inputs, Streams]:
         """Engram, then the attention's site and norm.
 
         Args:
@@ -82,11 +86,16 @@ class Layer:
         if self.engram is not None:
             settled = streams.settled()
             streams = Streams(self.engram(settled.values, table_rows, is_image), settled.pre)
+        if self.is_packed:
+            return self.attn_hc.normed(streams, self.attn_norm, keeps_values=self.attention.takes_values)
         x, streams = self.attn_hc(streams)
         return self.attn_norm(x), streams
 
     def feed_forward(self, streams: Streams, is_image: Tensor | None = None) -> Streams:
         """The experts' site, norm and experts; their output is left pending. `is_image` as in `enter`."""
+        if self.is_packed:
+            inputs, streams = self.ffn_hc.normed(streams, self.ffn_norm, keeps_values=True)
+            return streams.add(self.moe(inputs, is_image))
         x, streams = self.ffn_hc(streams)
         return streams.add(self.moe(self.ffn_norm(x), is_image))
 

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from deepinfer.config import Arithmetic
-from deepinfer.layers.experts import Experts
-from deepinfer.layers.linear import Linear
+from deepinfer.layers.experts import RoutedExperts
+from deepinfer.layers.inputs import Inputs
+from deepinfer.layers.linear import Projection
 from deepinfer.models.deepseek_v41.config import DeepseekV41Config
 from deepinfer.models.deepseek_v41.weights import Weights
 from tilelang_ops.moe import route_topk, swiglu
@@ -28,12 +29,12 @@ class MoE:
         shared_w2: [hidden, inner].
     """
 
-    gate: Linear
+    gate: Projection
     bias: Tensor
     image_bias: Tensor
-    experts: Experts
-    shared_w13: Linear
-    shared_w2: Linear
+    experts: RoutedExperts
+    shared_w13: Projection
+    shared_w2: Projection
     num_selected: int
     routed_scale: float
     limit: float
@@ -65,7 +66,7 @@ class MoE:
             arithmetic=arithmetic,
         )
 
-    def __call__(self, x: Tensor, is_image: Tensor | None = None) -> Tensor:
+    def __call__(self, x: Tensor | Inputs, is_image: Tensor | None = None) -> Tensor:
         """Routed and shared experts of every row, added in float32 and rounded once.
 
         Args:
@@ -76,15 +77,16 @@ class MoE:
             [n, hidden], the dtype of `x`.
         """
         ids, weights = self.route(x, is_image)
-        routed = self.experts(x, ids, weights, self.limit, self.arithmetic)
-        return (routed + self.shared(x)).to(x.dtype)
+        return self.experts(x, ids, weights, self.limit, self.arithmetic, self.shared(x))
 
-    def route(self, x: Tensor, is_image: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def route(self, x: Tensor | Inputs, is_image: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Chosen experts [n, k] int32, best first, and their weights [n, k] float32."""
         logits = self.gate(x, self.arithmetic, torch.float32)
         return route_topk(logits, self.bias, self.num_selected, self.routed_scale, self.image_bias, is_image)
 
-    def shared(self, x: Tensor) -> Tensor:
+    def shared(self, x: Tensor | Inputs) -> Tensor:
         """The shared expert's output [n, hidden], the dtype of `x`."""
         gate_up = self.shared_w13(x, self.arithmetic)
-        return self.shared_w2(swiglu(gate_up, self.limit, x.dtype), self.arithmetic)
+        rounds = isinstance(x, Inputs) and self.arithmetic.quantize_activations
+        product = swiglu(gate_up, self.limit, gate_up.dtype, rounds=rounds)
+        return self.shared_w2(product, self.arithmetic, is_rounded=rounds)

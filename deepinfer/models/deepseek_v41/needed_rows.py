@@ -34,6 +34,25 @@ import torch
 from torch import Tensor
 
 from deepinfer.runtime.batch import Batch
+from deepinfer.utils.upload import upload
+
+_ALL = -1  # number of a part that has every row
+_INPUTS = ("positions", "row_seq", "seqlens_k", "total_lens", "keep_all", "window_starts", "output_rows")
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the rows that a layer has.
+
+    Attributes:
+        places: [k] int64, ascending, among those rows.
+        rows: [k] rows of the batch, on the host.
+        bounds: [num_seqs + 1] int32 sums of the sequences' rows in the part.
+    """
+
+    places: Tensor
+    rows: np.ndarray
+    bounds: Tensor
 
 
 @dataclass(frozen=True)
@@ -41,13 +60,23 @@ class NeededRows:
     """Where the rows of a batch narrow on their way up.
 
     Attributes:
-        kv_places: [k] int64, rows of the batch whose window KV the first decoder layer makes; None for all.
-        query_places: for each layer, [k] int64 places among the rows it makes window KV for, ascending, whose
-            queries it computes; None for all. The next layer's rows are these.
+        kv: of the rows of the batch, those whose window KV the first decoder layer makes; None for all.
+        queries: for each layer, of the rows it makes window KV for, those whose queries it computes; None for
+            all. The next layer's rows are these.
     """
 
-    kv_places: Tensor | None
-    query_places: tuple[Tensor | None, ...]
+    kv: Part | None
+    queries: tuple[Part | None, ...]
+
+    @property
+    def kv_places(self) -> Tensor | None:
+        """Places of `kv`."""
+        return None if self.kv is None else self.kv.places
+
+    @property
+    def query_places(self) -> tuple[Tensor | None, ...]:
+        """Places of `queries`."""
+        return tuple(None if part is None else part.places for part in self.queries)
 
     @classmethod
     def build(
@@ -60,7 +89,7 @@ class NeededRows:
         is_cut: bool = False,
         skip: bool = True,
     ) -> NeededRows:
-        """Plan a forward; a prefill copies one number per row to the host, a decode step nothing.
+        """Plan a forward from what the host knows; a decode step needs nothing.
 
         Args:
             batch: the step's inputs.
@@ -72,30 +101,39 @@ class NeededRows:
         """
         if not batch.is_prefill:  # its rows are the newest of their sequences: all of them are read
             return cls.all_rows(batch, num_layers)
-        last = num_layers - 1
-        query_places: list[Tensor | None] = [None] * num_layers
         device = batch.positions.device
+        batch = batch.on_host(*_INPUTS)
+        last = num_layers - 1
         deepest = deepest_layers(batch, last, window) if skip else torch.full_like(batch.positions, last)
         if is_cut:
             deepest = torch.where(_is_dropped(batch, keeps_placeholder=not skip), -1, deepest)
-        needed = deepest.cpu().numpy()
-        outputs = batch.output_rows.cpu().numpy()
+        needed = deepest.numpy()
+        outputs = batch.output_rows.numpy()
         rows = np.flatnonzero(needed >= first_decoder_layer)
-        kv_places = _places(rows, batch.num_rows, device)
+        plan = _Plan(batch, device)
+        kv_places = plan.add(rows, rows, batch.num_rows)
+        query_places: list[int] = [_ALL] * num_layers
         for layer_id in range(first_decoder_layer, last):
             kept = np.flatnonzero(needed[rows] > layer_id)
-            query_places[layer_id] = _places(kept, rows.size, device)
+            query_places[layer_id] = plan.add(kept, rows[kept], rows.size)
             rows = rows[kept]
         kept = np.searchsorted(rows, outputs)
         assert np.array_equal(rows[kept], outputs), "an output row is not among the rows that are kept"
-        query_places[last] = _places(kept, rows.size, device)
-        return cls(kv_places, tuple(query_places))
+        query_places[last] = plan.add(kept, outputs, rows.size)
+        parts = plan.parts()
+        return cls(parts[kv_places], tuple(parts[number] for number in query_places))
 
     @classmethod
     def all_rows(cls, batch: Batch, num_layers: int) -> NeededRows:
         """Skip nothing but the last layer's queries that are no output."""
-        is_all = batch.output_rows.shape[0] == batch.num_rows
-        return cls(None, (None,) * (num_layers - 1) + (None if is_all else batch.output_rows.long(),))
+        before = (None,) * (num_layers - 1)
+        if batch.output_rows.shape[0] == batch.num_rows:
+            return cls(None, (*before, None))
+        outputs = batch.on_host("output_rows", "row_seq")
+        plan = _Plan(outputs, batch.positions.device)
+        rows = outputs.output_rows.numpy()
+        number = plan.add(rows, rows, batch.num_rows)
+        return cls(None, (*before, plan.parts()[number]))
 
 
 def deepest_layers(batch: Batch, last: int, window: int) -> Tensor:
@@ -117,5 +155,34 @@ def _is_dropped(batch: Batch, keeps_placeholder: bool) -> Tensor:
     return batch.positions < bounds.index_select(0, seqs)
 
 
-def _places(places: np.ndarray, num_rows: int, device: torch.device) -> Tensor | None:
-    return None if places.size == num_rows else torch.from_numpy(places.astype(np.int64)).to(device)
+class _Plan:
+    """Parts, handed to the device together.
+
+    Args:
+        batch: on the host.
+        device: where the lists go.
+    """
+
+    def __init__(self, batch: Batch, device: torch.device) -> None:
+        self._row_seq = batch.row_seq.numpy()
+        self._num_seqs = batch.num_seqs
+        self._device = device
+        self._places: list[np.ndarray] = []
+        self._rows: list[np.ndarray] = []
+        self._bounds: list[np.ndarray] = []
+
+    def add(self, places: np.ndarray, rows: np.ndarray, num_rows: int) -> int:
+        """A part: `places` among `num_rows`, the `rows` of the batch; its number."""
+        if places.size == num_rows:
+            return _ALL
+        self._places.append(places.astype(np.int64))
+        self._rows.append(rows)
+        counts = np.bincount(self._row_seq[rows], minlength=self._num_seqs)
+        self._bounds.append(np.concatenate([[0], counts.cumsum()]).astype(np.int32))
+        return len(self._places) - 1
+
+    def parts(self) -> list[Part | None]:
+        """The parts by number; the last is None, for `_ALL`."""
+        lists = upload([*self._places, *self._bounds], self._device)
+        count = len(self._places)
+        return [*map(Part, lists[:count], self._rows, lists[count:]), None]

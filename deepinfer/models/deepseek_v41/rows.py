@@ -16,6 +16,7 @@ from torch import Tensor
 
 from deepinfer.layers.rotary import RotaryTable, RotaryTables, plain_frequencies, yarn_frequencies
 from deepinfer.models.deepseek_v41.config import DeepseekV41Config
+from deepinfer.models.deepseek_v41.needed_rows import Part
 from deepinfer.runtime.batch import Batch
 from tilelang_ops.common.formulas import num_visible, ring_slot
 from tilelang_ops.kv_index import entry_slots, visible_entries, window_index
@@ -79,6 +80,10 @@ class RowSet:
         """Every row of a batch."""
         index = torch.arange(batch.num_rows, device=batch.positions.device)
         return cls(batch, rotary, index, batch.positions, batch.row_seq)
+
+    def narrowed(self, part: Part) -> RowSet:
+        """A part of the rows; of each sequence a trailing part or none."""
+        return self.take(part.places)
 
     def take(self, places: Tensor) -> RowSet:
         """The rows at `places` ([m] int64, ascending); of each sequence a trailing part or none."""

@@ -2,6 +2,14 @@
 
 Every value that is read is checked: a NaN scale byte or a number that is not finite is an error that names
 tensor and file.
+
+Matrices come in one of two forms, for the device that they go to:
+
+    form     FP8 matrix        others            routed experts     float32 matrices
+    exact    Linear            Linear            Experts            Linear                CPU
+    packed   Fp8Linear         DenseLinear       PackedExperts      DenseLinear, 3 terms  GPU
+
+Bytes go to the device slice by slice while they are read, and are packed there.
 """
 
 from __future__ import annotations
@@ -14,9 +22,10 @@ from torch import Tensor
 
 from deepinfer.checkpoint.dequantize import GROUP, NAN_E4M3, NAN_SCALE, dequantize_fp4, dequantize_fp8
 from deepinfer.checkpoint.reader import CheckpointReader
-from deepinfer.layers.experts import Experts
-from deepinfer.layers.linear import Linear
+from deepinfer.layers.experts import Experts, PackedExperts, RoutedExperts
+from deepinfer.layers.linear import DenseLinear, Fp8Linear, Linear, Projection
 from deepinfer.models.deepseek_v41.tensors import is_stray
+from tilelang_ops.common.packing import pack_fp8, pack_mxfp4, split_float32
 
 MIN_BFLOAT16_SCALE = (
     3  # E8M0 byte: 2^-9, the smallest E4M3 value, times its power is 2^-133, bfloat16's smallest
@@ -38,17 +47,34 @@ class QuantTable:
 
 
 class Weights:
-    """The tensors of a proved checkpoint, in the form that modules hold them on the CPU.
+    """The tensors of a proved checkpoint, in the form that modules hold them on a device.
 
     Args:
         reader: the checkpoint; `tensors.verify` has passed.
         on_read: called with the stored bytes of each tensor when it has been read (progress).
+        device: where the tensors go.
+        is_packed: hand out the packed form; by default everywhere but on a CPU.
+        tables_on_host: keep Engram tables in pinned host memory, where a GPU reads the rows that it needs.
+
+    Attributes:
+        is_packed: which form `linear`, `float32_linear` and `experts` hand out.
     """
 
-    def __init__(self, reader: CheckpointReader, on_read: Callable[[int], object] | None = None):
+    def __init__(
+        self,
+        reader: CheckpointReader,
+        on_read: Callable[[int], object] | None = None,
+        *,
+        device: torch.device | str = "cpu",
+        is_packed: bool | None = None,
+        tables_on_host: bool = False,
+    ):
         self._reader = reader
         self._on_read = on_read
         self._unread = {name for name in reader.names if not is_stray(name)}
+        self._device = torch.device(device)
+        self._tables_on_host = tables_on_host and self._device.type != "cpu"
+        self.is_packed = self._device.type != "cpu" if is_packed is None else is_packed
 
     def tensor(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
         """A bf16 or float32 tensor, in `dtype` or, when None, as stored."""
@@ -56,38 +82,46 @@ class Weights:
         out = None
         for start, chunk in self._chunks(name):
             if out is None:
-                out = torch.empty(info.shape, dtype=dtype or chunk.dtype)
+                out = torch.empty(info.shape, dtype=dtype or chunk.dtype, device=self._device)
             _check_finite(self._reader, name, chunk)
             out[start : start + chunk.shape[0]] = chunk
         self._done(name)
         assert out is not None, f"{name=} {info.shape=}"
         return out
 
-    def linear(self, *prefixes: str) -> Linear:
+    def linear(self, *prefixes: str, num_groups: int = 1) -> Projection:
         """One matrix [N, K]; several are stacked on rows, for example w1 and w3.
-
-        Values are exact: bfloat16 where it holds them, as for every usual FP8 and FP4 matrix, else float32.
 
         Args:
             prefixes: names without `.weight`; the first names the result. All must be stored alike.
+            num_groups: blocks of rows that each belong to a group of columns, for `by_group`.
         """
-        shapes = [self._logical_shape(prefix) for prefix in prefixes]
         quantized = {f"{prefix}.scale" in self._reader for prefix in prefixes}
-        assert len(quantized) == 1 and len({shape[1] for shape in shapes}) == 1, (
-            f"{prefixes=} {shapes=} {quantized=}"
-        )
-        weight = torch.empty(
-            sum(shape[0] for shape in shapes), shapes[0][1], dtype=self._held_dtype(prefixes)
-        )
-        start = 0
-        for prefix, shape in zip(prefixes, shapes):
-            self._fill(prefix, weight[start : start + shape[0]])
-            start += shape[0]
-        return Linear(weight, quantized.pop(), prefixes[0])
+        assert len(quantized) == 1, f"{prefixes=} {quantized=}"
+        is_quantized = quantized.pop()
+        if self.is_packed and is_quantized:
+            return self._packed_linear(prefixes, num_groups)
+        weight = self._exact(prefixes)
+        if not self.is_packed:
+            return Linear(weight, is_quantized, prefixes[0])
+        if num_groups > 1:
+            self._refuse_unscaled(prefixes[0])
+        return _dense(weight.to(self._device), prefixes[0])
 
-    def experts(self, prefix: str, num_experts: int) -> Experts:
+    def float32_linear(self, name: str) -> Projection:
+        """A matrix that is multiplied in float32, by its full name."""
+        weight = self.tensor(name, torch.float32)
+        return _dense(weight, name) if self.is_packed else Linear(weight, False, name)
+
+    def experts(self, prefix: str, num_experts: int) -> RoutedExperts:
         """The routed experts under `prefix` ("layers.0.ffn.experts"); w13 holds w1's rows, then w3's."""
         inner, hidden = self._logical_shape(f"{prefix}.0.w1")
+        if self.is_packed:
+            if f"{prefix}.0.w1.scale" not in self._reader:
+                self._refuse_unscaled(f"{prefix}.0.w1")
+            w13 = self._packed_experts(prefix, num_experts, ("w1", "w3"), gated=True)
+            w2 = self._packed_experts(prefix, num_experts, ("w2",), gated=False)
+            return PackedExperts(w13, w2, hidden, inner)
         parts = [f"{prefix}.{expert}.{name}" for expert in range(num_experts) for name in ("w1", "w3", "w2")]
         dtype = self._held_dtype(parts)
         w13 = torch.empty(num_experts, 2 * inner, hidden, dtype=dtype)
@@ -100,10 +134,11 @@ class Weights:
 
     def table(self, prefix: str) -> QuantTable:
         """An Engram table under `prefix` ("layers.1.engram.embed"), as stored."""
-        rows = self._stored(f"{prefix}.weight")
+        rows = self._stored(f"{prefix}.weight", on_host=self._tables_on_host)
         if f"{prefix}.scale" not in self._reader:
             return QuantTable(rows, None)
-        return QuantTable(rows.view(torch.uint8), self._stored(f"{prefix}.scale"))
+        scales = self._stored(f"{prefix}.scale", on_host=self._tables_on_host)
+        return QuantTable(rows.view(torch.uint8), scales)
 
     def check_unread(self) -> None:
         """Check the values of tensors that no module has read, for example a drafter that is not used."""
@@ -111,6 +146,66 @@ class Weights:
             for _, chunk in self._chunks(name):
                 self._check(name, chunk)
             self._done(name)
+
+    def _exact(self, prefixes: Sequence[str]) -> Tensor:
+        """Matrices stacked on rows, on the host.
+
+        Values are exact: bfloat16 where it holds them, as for every usual FP8 and FP4 matrix, else float32.
+        """
+        shapes = [self._logical_shape(prefix) for prefix in prefixes]
+        assert len({shape[1] for shape in shapes}) == 1, f"{prefixes=} {shapes=}"
+        weight = torch.empty(
+            sum(shape[0] for shape in shapes), shapes[0][1], dtype=self._held_dtype(prefixes)
+        )
+        start = 0
+        for prefix, shape in zip(prefixes, shapes):
+            self._fill(prefix, weight[start : start + shape[0]])
+            start += shape[0]
+        return weight
+
+    def _packed_linear(self, prefixes: Sequence[str], num_groups: int) -> Fp8Linear:
+        """FP8 matrices stacked on rows; all but the last have whole blocks of 32 rows."""
+        if self._reader.info(f"{prefixes[0]}.weight").dtype != "F8_E4M3":
+            raise self._reader.error(
+                f"{prefixes[0]}.weight", "is not FP8: a GPU multiplies scaled matrices outside experts in FP8"
+            )
+        rows = [self._logical_shape(prefix)[0] for prefix in prefixes]
+        assert all(count % GROUP == 0 for count in rows[:-1]), f"{prefixes=} {rows=}"
+        codes = torch.cat([self._stored(f"{prefix}.weight").view(torch.uint8) for prefix in prefixes])
+        scales = torch.cat([self._stored(f"{prefix}.scale") for prefix in prefixes])
+        columns = codes.shape[0]
+        codes, scales = (t.unflatten(0, (num_groups, -1)) for t in (codes, scales))
+        packed = self._pack(pack_fp8, prefixes[0], codes, scales)
+        return Fp8Linear(packed, columns, num_groups, prefixes[0])
+
+    def _packed_experts(
+        self, prefix: str, num_experts: int, names: tuple[str, ...], *, gated: bool
+    ) -> Tensor:
+        """FP4 matrices of all experts, those of one stacked on rows: [experts, ..] int32."""
+        out = None
+        for expert in range(num_experts):
+            parts = [f"{prefix}.{expert}.{name}" for name in names]
+            codes = torch.cat([self._stored(f"{part}.weight").view(torch.uint8) for part in parts])
+            scales = torch.cat([self._stored(f"{part}.scale") for part in parts])
+            packed = self._pack(pack_mxfp4, parts[0], codes[None], scales[None], gated=gated)
+            if out is None:
+                out = packed.new_empty(num_experts, *packed.shape[1:])
+            out[expert] = packed[0]
+        assert out is not None, f"{prefix} has no experts"
+        return out
+
+    def _pack(self, pack: Callable[..., Tensor], prefix: str, *args: Tensor, **options: bool) -> Tensor:
+        try:
+            return pack(*args, **options)
+        except ValueError as error:
+            raise self._reader.error(f"{prefix}.scale", f"cannot be multiplied on a GPU: {error}") from error
+
+    def _refuse_unscaled(self, prefix: str) -> None:
+        raise self._reader.error(
+            f"{prefix}.weight",
+            "is stored without scales: a GPU takes experts in FP4 and grouped output projections in FP8 "
+            "only; give a quantised checkpoint, or run on the CPU (DEEPINFER_ACCELERATOR=cpu)",
+        )
 
     def _logical_shape(self, prefix: str) -> tuple[int, int]:
         rows, columns = self._reader.info(f"{prefix}.weight").shape
@@ -149,12 +244,23 @@ class Weights:
             _check_finite(self._reader, name, out[start:stop])
         self._done(name)
 
-    def _stored(self, name: str) -> Tensor:
-        """A tensor as stored; read once into place and checked in slices."""
-        data = self._reader.read(name)
-        for start, stop in self._reader.row_ranges(name):
-            self._check(name, data[start:stop])
+    def _stored(self, name: str, *, on_host: bool = False) -> Tensor:
+        """A tensor as stored, read and checked in slices; with `on_host` in pinned memory of the host."""
+        if self._device.type == "cpu":
+            data = self._reader.read(name)  # into place at once
+            for start, stop in self._reader.row_ranges(name):
+                self._check(name, data[start:stop])
+            self._done(name)
+            return data
+        data = None
+        for start, chunk in self._chunks(name):
+            self._check(name, chunk)
+            if data is None:
+                where = {"pin_memory": True} if on_host else {"device": self._device}
+                data = torch.empty(self._reader.info(name).shape, dtype=chunk.dtype, **where)
+            data[start : start + chunk.shape[0]] = chunk
         self._done(name)
+        assert data is not None, f"{name=} has no rows"
         return data
 
     def _chunks(self, name: str, multiple: int = 1) -> Iterator[tuple[int, Tensor]]:
@@ -179,6 +285,12 @@ class Weights:
             self._unread.remove(name)
             if self._on_read is not None:
                 self._on_read(self._reader.info(name).nbytes)
+
+
+def _dense(weight: Tensor, name: str) -> DenseLinear:
+    if weight.dtype == torch.float32:
+        return DenseLinear(split_float32(weight), 3, name)
+    return DenseLinear(weight, 1, name)
 
 
 def _widen(

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tests.support.compare import assert_same_bits
 from tests.support.kernel_runs import KernelRunner
-from tilelang_ops.common.numerics import encode_fp8
+from tilelang_ops.common.numerics import decode_fp8, encode_fp8
 from tilelang_ops.hyper_connection.advance_norm import cuda as advance_norm
 from tilelang_ops.hyper_connection.advance_streams import cuda as advance
 from tilelang_ops.hyper_connection.collapse_streams import cuda as collapse
@@ -66,9 +66,10 @@ def test_advance_norm(run_kernel: KernelRunner) -> None:
     codes, scales = encode_fp8(actual.values)
     assert_same_bits(actual.codes, codes, "codes")
     assert_same_bits(actual.scales, scales, "scales")
-    bare, _ = run_kernel(advance_norm, new[1:2], pre[1:2], weight, eps, None, None, None, False, True)
-    assert bare.values is None
-    assert_same_bits(bare.codes[0], actual.codes[1], "a row alone, nothing pending")
+    bare, _ = run_kernel(advance_norm, new[1:2], pre[1:2], weight, eps, None, None, None, False, False, True)
+    assert bare.values is bare.codes is None
+    rounded = decode_fp8(actual.codes, actual.scales).bfloat16()
+    assert_same_bits(bare.rounded[0], rounded[1], "a row alone, nothing pending, rounded")
 
 
 def test_mean_streams(run_kernel: KernelRunner) -> None:

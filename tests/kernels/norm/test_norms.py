@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tests.support.compare import assert_same_bits
 from tests.support.kernel_runs import KernelRunner
-from tilelang_ops.common.numerics import encode_fp8
+from tilelang_ops.common.numerics import decode_fp8, encode_fp8
 from tilelang_ops.norm.norm_quantize import cuda as norm_quantize
 from tilelang_ops.norm.rms_norm import cuda as rms_norm
 
@@ -52,6 +52,7 @@ def test_norm_quantize(run_kernel: KernelRunner, keeps_values: bool) -> None:
         assert_same_bits(actual.codes[:4], codes[:4], "codes")
         assert_same_bits(actual.scales, scales, "scales")
     if not keeps_values:
-        bare, _ = run_kernel.overhanging()(norm_quantize, x[1:], weight, EPS, None, False)
-        assert bare.values is None and bare.total is None
-        assert_same_bits(bare.codes, actual.codes[1:], "codes alone")
+        bare, _ = run_kernel.overhanging()(norm_quantize, x[1:], weight, EPS, None, False, True)
+        assert bare.values is bare.total is bare.codes is None
+        rounded = decode_fp8(actual.codes, actual.scales).bfloat16()
+        assert_same_bits(bare.rounded[:2], rounded[1:3], "rounded")

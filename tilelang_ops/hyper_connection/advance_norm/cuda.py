@@ -6,7 +6,7 @@ import tilelang.language as T
 import torch
 from torch import Tensor
 
-from tilelang_ops.common.cuda_numerics import e8m0_inverse, fp8_scale_byte, magnitude_bits
+from tilelang_ops.common.cuda_numerics import e8m0_inverse, e8m0_value, fp8_scale_byte, magnitude_bits
 from tilelang_ops.common.kernels import cuda_kernel
 from tilelang_ops.common.numerics import E4M3
 from tilelang_ops.common.sizes import ModelSizes
@@ -19,12 +19,12 @@ NORM_BLOCKS = 4  # of an SM; without a bound the norm's variant holds too much a
 
 def _builds(model: ModelSizes) -> list[dict[str, Any]]:
     kinds = [
-        {"expands": expands, "collapsed": "norm", "keeps_values": keeps, "quantizes": quantizes}
+        {"expands": expands, "collapsed": "norm", "keeps_values": keeps, "encoding": encoding}
         for expands in (True, False)
-        for keeps, quantizes in ((True, False), (True, True), (False, True))
+        for keeps, encoding in ((True, ""), (True, "rounded"), (False, "rounded"))
     ]
     kinds += [
-        {"expands": expands, "collapsed": collapsed, "keeps_values": False, "quantizes": False}
+        {"expands": expands, "collapsed": collapsed, "keeps_values": False, "encoding": ""}
         for expands, collapsed in ((True, "plain"), (False, "plain"), (True, ""))
     ]
     return [
@@ -41,9 +41,12 @@ def kernel(
     expands: bool,
     collapsed: str,
     keeps_values: bool,
-    quantizes: bool,
+    encoding: str,
 ):
-    """`expands` adds a pending output; `collapsed` is "plain", "norm" or "" for no collapsed vector."""
+    """`expands` adds a pending output; `collapsed` is "plain", "norm" or "" for no collapsed vector; the
+    `encoding` of the normalised one is "codes", "rounded" or "" for none."""
+    quantizes = encoding != ""
+    code_type = source if encoding == "rounded" else "float8_e4m3fn"
     n = T.dynamic("n")
     m = num_streams
     step = 8 if width % 8 == 0 else 1  # channels of a thread at a time
@@ -64,7 +67,7 @@ def kernel(
         advanced: T.Tensor((n, m, width), source),
         mean_square: T.Tensor((n,), "float32"),
         values: T.Tensor((n, width), source),
-        codes: T.Tensor((n, width), "float8_e4m3fn"),
+        codes: T.Tensor((n, width), code_type),
         scales: T.Tensor((n, max(1, width // GROUP)), "uint8"),
         eps: T.float32,
     ):
@@ -169,18 +172,30 @@ def kernel(
                 if quantizes:
                     amax = T.alloc_fragment((quads,), "int32")
                     factor = T.alloc_fragment((quads,), "float32")
+                    scale = T.alloc_fragment((quads,), "float32")
                     T.reduce_max(largest, amax, dim=1)
                     for q in T.Parallel(quads):
                         byte = fp8_scale_byte(amax[q])
                         factor[q] = e8m0_inverse(byte)
-                        if q * 4 < parts:
+                        if encoding == "rounded":
+                            scale[q] = e8m0_value(byte)
+                        elif q * 4 < parts:
                             scales[row, q] = T.cast(byte, "uint8")
                     for q, lane in T.Parallel(quads, 4):
                         if q * 4 + lane < parts:
-                            for k in T.vectorized(step):
-                                codes[row, (q * 4 + lane) * step + k] = T.cast(
-                                    normed[q, lane, k] * factor[q], "float8_e4m3fn"
-                                )
+                            if encoding == "codes":
+                                for k in T.vectorized(step):
+                                    codes[row, (q * 4 + lane) * step + k] = T.cast(
+                                        normed[q, lane, k] * factor[q], "float8_e4m3fn"
+                                    )
+                            else:
+                                code = T.alloc_local((step,), "float8_e4m3fn")
+                                for k in T.vectorized(step):
+                                    code[k] = T.cast(normed[q, lane, k] * factor[q], "float8_e4m3fn")
+                                for k in T.vectorized(step):
+                                    codes[row, (q * 4 + lane) * step + k] = T.cast(
+                                        T.cast(code[k], "float32") * scale[q], source
+                                    )
 
     return advance_norm
 
@@ -192,17 +207,19 @@ def launch(
     pending: tuple[Tensor, Tensor, Tensor] | None,
     *,
     keeps_values: bool,
-    quantizes: bool,
+    encoding: str,
 ) -> Advanced:
     """The streams with what is `pending`; the collapsed vector if there is `pre`, normalised if `norm`."""
     num_rows, num_streams, width = streams.shape
     advanced = streams if pending is None else torch.empty_like(streams)
-    values = mean_square = codes = scales = None
+    values = mean_square = codes = scales = rounded = None
     if pre is not None:
         mean_square = streams.new_empty(num_rows, dtype=torch.float32)
         if keeps_values or norm is None:
             values = streams.new_empty(num_rows, width)
-    if quantizes:
+    if encoding == "rounded":
+        rounded = streams.new_empty(num_rows, width)
+    elif encoding:
         codes = streams.new_empty(num_rows, width, dtype=torch.uint8)
         scales = streams.new_empty(num_rows, width // GROUP, dtype=torch.uint8)
     if num_rows > 0:
@@ -213,14 +230,14 @@ def launch(
             expands=pending is not None,
             collapsed="" if pre is None else "plain" if norm is None else "norm",
             keeps_values=keeps_values,
-            quantizes=quantizes,
+            encoding=encoding,
         )
         weight, eps = norm or (None, 0.0)
         mixes = [None if t is None else t.contiguous() for t in (pre, *(pending or (None, None, None)))]
         new = None if pending is None else advanced
-        encoded = None if codes is None else codes.view(E4M3)
+        encoded = rounded if codes is None else codes.view(E4M3)
         program(streams, *mixes, weight, new, mean_square, values, encoded, scales, eps)
-    return Advanced(advanced, mean_square, values, codes, scales)
+    return Advanced(advanced, mean_square, values, codes, scales, rounded)
 
 
 def run(
@@ -233,6 +250,8 @@ def run(
     comb: Tensor | None,
     keeps_values: bool,
     quantizes: bool,
+    rounds: bool = False,
 ) -> Advanced:
     pending = None if output is None else (output, post, comb)
-    return launch(streams, pre, (weight, eps), pending, keeps_values=keeps_values, quantizes=quantizes)
+    encoding = "rounded" if rounds else "codes" if quantizes else ""
+    return launch(streams, pre, (weight, eps), pending, keeps_values=keeps_values, encoding=encoding)

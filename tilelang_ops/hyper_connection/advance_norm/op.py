@@ -19,6 +19,7 @@ class Advanced:
         values: [n, width] the normalised collapsed vector, if kept.
         codes: [n, width] and
         scales: [n, width / 32] uint8, `values` as FP8, if asked for.
+        rounded: [n, width] what these mean, in the dtype of the streams, if asked for.
     """
 
     streams: Tensor
@@ -26,6 +27,7 @@ class Advanced:
     values: Tensor | None
     codes: Tensor | None
     scales: Tensor | None
+    rounded: Tensor | None = None
 
 
 def advance_norm(
@@ -39,18 +41,21 @@ def advance_norm(
     *,
     keeps_values: bool = True,
     quantizes: bool = False,
+    rounds: bool = False,
 ) -> Advanced:
     """A fusion: `advance_streams`, then `rms_norm` of the collapsed vector, then FP8.
 
     Args:
         streams: [n, m, width]; it, pre, output, post and comb are as in `advance_streams`.
         weight, eps: as in `rms_norm`.
-        keeps_values, quantizes: which forms of the normalised vector to hand out, at least one.
+        keeps_values, quantizes, rounds: which forms of the normalised vector to hand out, at least one and
+            not both of the latter.
     """
     assert streams.is_contiguous() and pre.shape == streams.shape[:2], f"{streams.shape=} {pre.shape=}"
     assert weight.shape == streams.shape[2:] and weight.is_contiguous(), f"{streams.shape=} {weight.shape=}"
-    assert keeps_values or quantizes, "nothing to hand out"
-    assert not quantizes or streams.shape[2] % 32 == 0, f"{streams.shape=}"
+    assert keeps_values or quantizes or rounds, "nothing to hand out"
+    assert not (quantizes and rounds), "codes and rounded values"
+    assert not (quantizes or rounds) or streams.shape[2] % 32 == 0, f"{streams.shape=}"
     return backend(__package__, streams.device).run(
-        streams, pre, weight, eps, output, post, comb, keeps_values, quantizes
+        streams, pre, weight, eps, output, post, comb, keeps_values, quantizes, rounds
     )

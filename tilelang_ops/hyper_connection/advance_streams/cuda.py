@@ -9,5 +9,5 @@ def run(
     streams: Tensor, pre: Tensor, output: Tensor | None, post: Tensor | None, comb: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     pending = None if output is None else (output, post, comb)
-    new = launch(streams, pre, None, pending, keeps_values=False, quantizes=False)
+    new = launch(streams, pre, None, pending, keeps_values=False, encoding="")
     return new.streams, new.values, new.mean_square

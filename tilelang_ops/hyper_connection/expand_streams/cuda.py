@@ -6,4 +6,4 @@ from tilelang_ops.hyper_connection.advance_norm.cuda import launch
 
 
 def run(streams: Tensor, output: Tensor, post: Tensor, comb: Tensor) -> Tensor:
-    return launch(streams, None, None, (output, post, comb), keeps_values=False, quantizes=False).streams
+    return launch(streams, None, None, (output, post, comb), keeps_values=False, encoding="").streams

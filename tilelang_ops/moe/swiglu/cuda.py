@@ -6,5 +6,7 @@ from torch import Tensor
 from tilelang_ops.moe.swiglu_quantize.cuda import launch
 
 
-def run(gate_up: Tensor, limit: float, dtype: torch.dtype, weight: Tensor | None) -> Tensor:
-    return launch(gate_up, limit, dtype, weight, None)[0]
+def run(
+    gate_up: Tensor, limit: float, dtype: torch.dtype, weight: Tensor | None, rounds: bool = False
+) -> Tensor:
+    return launch(gate_up, limit, dtype, weight, None, rounds=rounds)[0]

@@ -7,7 +7,7 @@ import tilelang.language as T
 import torch
 from torch import Tensor
 
-from tilelang_ops.common.cuda_numerics import amax_bits, e8m0_inverse, fp8_scale_byte
+from tilelang_ops.common.cuda_numerics import amax_bits, e8m0_inverse, e8m0_value, fp8_scale_byte
 from tilelang_ops.common.kernels import cuda_kernel
 from tilelang_ops.common.numerics import E4M3
 
@@ -26,17 +26,17 @@ GROUP = 32
         }
         for result, weighted, slots in (
             ("bfloat16", False, False),
-            ("bfloat16", True, False),
-            ("float8_e4m3fn", False, False),
-            ("float8_e4m3fn", True, False),
-            ("float8_e4m3fn", True, True),
+            ("rounded", False, False),
         )
     ]
 )
 def kernel(width: int, source: str, result: str, is_weighted: bool, has_slots: bool):
     n, num_weights = T.dynamic("n"), T.dynamic("num_weights") if has_slots else None
     num_weights = n if num_weights is None else num_weights
-    quantizes = result == "float8_e4m3fn"
+    """`result` is a dtype, E4M3 with scales or another without, or "rounded": what E4M3 would mean."""
+    rounds = result == "rounded"
+    quantizes = rounds or result == "float8_e4m3fn"
+    result = source if rounds else result
     step = 8 if width % 8 == 0 else 1
     parts = GROUP // step if quantizes else 1
     groups = width // (parts * step)
@@ -60,6 +60,7 @@ def kernel(width: int, source: str, result: str, is_weighted: bool, has_slots: b
             largest = T.alloc_fragment((tile, parts), "int32")
             amax = T.alloc_fragment((tile,), "int32")
             factor = T.alloc_fragment((tile,), "float32")
+            scales_of = T.alloc_fragment((tile,), "float32")
             scale = T.alloc_var("float32")
             is_empty = T.alloc_var("int32")
             scale = 1.0
@@ -108,7 +109,9 @@ def kernel(width: int, source: str, result: str, is_weighted: bool, has_slots: b
                     for g in T.Parallel(tile):
                         byte = fp8_scale_byte(amax[g])
                         factor[g] = e8m0_inverse(byte)
-                        if block * tile + g < groups:
+                        if rounds:
+                            scales_of[g] = e8m0_value(byte)
+                        elif block * tile + g < groups:
                             scales[row, block * tile + g] = T.cast(byte, "uint8")
                     for g, p in T.Parallel(tile, parts):
                         start = ((block * tile + g) * parts + p) * step
@@ -116,6 +119,12 @@ def kernel(width: int, source: str, result: str, is_weighted: bool, has_slots: b
                             v = T.alloc_local((step,), "float32")
                             for k in T.vectorized(step):
                                 v[k] = values[g, p, k] * factor[g]
+                            if rounds:
+                                code = T.alloc_local((step,), "float8_e4m3fn")
+                                for k in T.vectorized(step):
+                                    code[k] = T.cast(v[k], "float8_e4m3fn")
+                                for k in T.vectorized(step):
+                                    v[k] = T.cast(code[k], "float32") * scales_of[g]
                             for k in T.vectorized(step):
                                 out[row, start + k] = T.cast(v[k], result)
 
@@ -123,7 +132,13 @@ def kernel(width: int, source: str, result: str, is_weighted: bool, has_slots: b
 
 
 def launch(
-    gate_up: Tensor, limit: float, dtype: torch.dtype, weight: Tensor | None, slots: Tensor | None
+    gate_up: Tensor,
+    limit: float,
+    dtype: torch.dtype,
+    weight: Tensor | None,
+    slots: Tensor | None,
+    *,
+    rounds: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Values of `dtype`; for E4M3 with their scales."""
     num_rows, width = gate_up.shape[0], gate_up.shape[1] // 2
@@ -136,7 +151,7 @@ def launch(
         program = kernel(
             width=width,
             source=source,
-            result=result,
+            result="rounded" if rounds else result,
             is_weighted=weight is not None,
             has_slots=slots is not None,
         )

@@ -4,7 +4,7 @@ import tilelang.language as T
 import torch
 from torch import Tensor
 
-from tilelang_ops.common.cuda_numerics import amax_bits, e8m0_inverse, fp8_scale_byte
+from tilelang_ops.common.cuda_numerics import amax_bits, e8m0_inverse, e8m0_value, fp8_scale_byte
 from tilelang_ops.common.kernels import cuda_kernel
 from tilelang_ops.norm.norm_quantize.op import Normed
 
@@ -26,20 +26,20 @@ def row_shape(width: int, threads: int = THREADS) -> tuple[int, int, int]:
             "width": width,
             "source": "bfloat16",
             "keeps_values": keeps,
-            "quantizes": quantizes,
+            "encoding": encoding,
             "adds_residual": False,
         }
-        for width, keeps, quantizes in (
-            (model.hidden_size, True, False),
-            (model.hidden_size, True, True),
-            (model.hidden_size, False, True),
-            (model.q_lora_rank, True, False),
-            (model.q_lora_rank, False, True),
-            (model.head_dim, True, False),
+        for width, keeps, encoding in (
+            (model.hidden_size, True, ""),
+            (model.hidden_size, False, "rounded"),
+            (model.q_lora_rank, False, "rounded"),
         )
     ]
 )
-def kernel(width: int, source: str, keeps_values: bool, quantizes: bool, adds_residual: bool):
+def kernel(width: int, source: str, keeps_values: bool, encoding: str, adds_residual: bool):
+    """`encoding` of the result is "codes", "rounded" or "" for none."""
+    quantizes = encoding != ""
+    code_type = source if encoding == "rounded" else "float8_e4m3fn"
     n = T.dynamic("n")
     lanes, steps, vector = row_shape(width)
     quarter = min(4, lanes)  # lanes that share a scale
@@ -53,7 +53,7 @@ def kernel(width: int, source: str, keeps_values: bool, quantizes: bool, adds_re
         residual: T.Tensor((n, width), source),
         weight: T.Tensor((width,), "float32"),
         values: T.Tensor((n, width), source),
-        codes: T.Tensor((n, width), "float8_e4m3fn"),
+        codes: T.Tensor((n, width), code_type),
         scales: T.Tensor((n, groups), "uint8"),
         total: T.Tensor((n, width), source),
         eps: T.float32,
@@ -119,21 +119,36 @@ def kernel(width: int, source: str, keeps_values: bool, quantizes: bool, adds_re
             if quantizes:
                 amax = T.alloc_fragment((rows, quads, steps), "int32")
                 factor = T.alloc_fragment((rows, quads, steps), "float32")
+                scale = T.alloc_fragment((rows, quads, steps), "float32")
                 T.reduce_max(largest, amax, dim=2)
                 for r, q, s in T.Parallel(rows, quads, steps):
                     row = block * rows + r
                     byte = fp8_scale_byte(amax[r, q, s])
                     factor[r, q, s] = e8m0_inverse(byte)
-                    if row < n:
+                    if encoding == "rounded":
+                        scale[r, q, s] = e8m0_value(byte)
+                    elif row < n:
                         scales[row, s * quads + q] = T.cast(byte, "uint8")
                 for r, q, p in T.Parallel(rows, quads, quarter):
                     for s in T.unroll(steps):
                         start = ((s * quads + q) * quarter + p) * vector
-                        for k in T.vectorized(vector):
-                            codes[block * rows + r, start + k] = T.cast(
-                                T.cast(normed[r, q, p, s, k], "float32") * factor[r, q, s],
-                                "float8_e4m3fn",
-                            )
+                        if encoding == "codes":
+                            for k in T.vectorized(vector):
+                                codes[block * rows + r, start + k] = T.cast(
+                                    T.cast(normed[r, q, p, s, k], "float32") * factor[r, q, s],
+                                    "float8_e4m3fn",
+                                )
+                        else:
+                            code = T.alloc_local((vector,), "float8_e4m3fn")
+                            for k in T.vectorized(vector):
+                                code[k] = T.cast(
+                                    T.cast(normed[r, q, p, s, k], "float32") * factor[r, q, s],
+                                    "float8_e4m3fn",
+                                )
+                            for k in T.vectorized(vector):
+                                codes[block * rows + r, start + k] = T.cast(
+                                    T.cast(code[k], "float32") * scale[r, q, s], source
+                                )
 
     return norm_quantize
 
@@ -145,26 +160,33 @@ def launch(
     residual: Tensor | None,
     *,
     keeps_values: bool,
-    quantizes: bool,
+    encoding: str,
 ) -> Normed:
     x = x.contiguous()
     num_rows, width = x.shape
     values = torch.empty_like(x) if keeps_values else None
     total = torch.empty_like(x) if residual is not None else None
-    codes = torch.empty_like(x, dtype=torch.uint8) if quantizes else None
-    scales = x.new_empty(num_rows, width // GROUP, dtype=torch.uint8) if quantizes else None
+    codes = scales = rounded = None
+    if encoding == "rounded":
+        rounded = torch.empty_like(x)
+    elif encoding:
+        codes = torch.empty_like(x, dtype=torch.uint8)
+        scales = x.new_empty(num_rows, width // GROUP, dtype=torch.uint8)
     if num_rows > 0:
         program = kernel(
             width=width,
             source=str(x.dtype).removeprefix("torch."),
             keeps_values=keeps_values,
-            quantizes=quantizes,
+            encoding=encoding,
             adds_residual=residual is not None,
         )
-        encoded = None if codes is None else codes.view(torch.float8_e4m3fn)
+        encoded = rounded if codes is None else codes.view(torch.float8_e4m3fn)
         program(x, residual, weight, values, encoded, scales, total, eps)
-    return Normed(values, codes, scales, total)
+    return Normed(values, codes, scales, total, rounded)
 
 
-def run(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None, keeps_values: bool) -> Normed:
-    return launch(x, weight, eps, residual, keeps_values=keeps_values, quantizes=True)
+def run(
+    x: Tensor, weight: Tensor, eps: float, residual: Tensor | None, keeps_values: bool, rounds: bool = False
+) -> Normed:
+    encoding = "rounded" if rounds else "codes"
+    return launch(x, weight, eps, residual, keeps_values=keeps_values, encoding=encoding)

@@ -18,16 +18,24 @@ class Normed:
         codes: [n, width] uint8, `values` in E4M3, and
         scales: [n, width / 32] uint8, E8M0; both as `numerics.encode_fp8` makes them.
         total: [n, width] input plus residual, rounded; the next residual.
+        rounded: [n, width] what `codes` and `scales` mean, in the dtype of the input.
     """
 
     values: Tensor | None
     codes: Tensor | None
     scales: Tensor | None
     total: Tensor | None
+    rounded: Tensor | None = None
 
 
 def norm_quantize(
-    x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None, *, keeps_values: bool = False
+    x: Tensor,
+    weight: Tensor,
+    eps: float,
+    residual: Tensor | None = None,
+    *,
+    keeps_values: bool = False,
+    rounds: bool = False,
 ) -> Normed:
     """A fusion: add the residual where there is one, `rms_norm`, then encode as FP8.
 
@@ -39,11 +47,12 @@ def norm_quantize(
         eps: added to the mean of squares.
         residual: like x, or None.
         keeps_values: hand out the normalised values as well.
+        rounds: hand out rounded values in place of codes and scales.
 
     Returns:
-        codes and scales; values if kept; total if there is a residual.
+        codes and scales, or rounded values; values if kept; total if there is a residual.
     """
     assert x.dim() == 2 and x.is_contiguous() and x.shape[1] % 32 == 0, f"{x.shape=} {x.stride()=}"
     assert weight.shape == x.shape[1:] and weight.is_contiguous(), f"{x.shape=} {weight.shape=}"
     assert residual is None or (residual.shape == x.shape and residual.dtype == x.dtype), f"{x.shape=}"
-    return backend(__package__, x.device).run(x, weight, eps, residual, keeps_values)
+    return backend(__package__, x.device).run(x, weight, eps, residual, keeps_values, rounds)
