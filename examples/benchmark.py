@@ -24,7 +24,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # also when run by its path
 
 from deepinfer import Settings
-from examples.bench import decode, prefill, replay, report
+from examples.bench import decode, prefill, replay, report, roofline
 from examples.bench.presets import PRESETS, RELEASE
 from examples.bench.scale import Scale
 from examples.bench.setting import KEEP_TOKENS, Setting
@@ -77,6 +77,7 @@ def parser() -> argparse.ArgumentParser:
     add("--batch_invariant", action=argparse.BooleanOptionalAction, help="default: the engine's")
     add("--async_scheduling", action=argparse.BooleanOptionalAction, help="default: the engine's")
     add("--threads", type=int, default=torch.get_num_threads(), help="of a CPU")
+    add("--roofline", action="store_true", help="profile decode steps: each component beside its floor")
     add("--output", type=Path, help="append one JSON line for each setting to this file")
     return out
 
@@ -162,6 +163,7 @@ def main(argv: list[str] | None = None) -> int:
     torch.set_num_threads(args.threads)
     logging.getLogger("deepinfer").setLevel(logging.WARNING)
     results: dict[str, list[dict[str, Any]]] = {}
+    rooflines: list[str] = []
     try:
         settings = Settings.from_env()
         scale = Scale.from_env(args.cp)
@@ -172,6 +174,10 @@ def main(argv: list[str] | None = None) -> int:
             result = measure(setting, settings, args)
             report.write_line(args.output, result)
             results.setdefault(setting.phase, []).append(result)
+            if args.roofline and setting.phase == "decode":
+                found = roofline.measure_roofline(setting, settings)
+                report.write_line(args.output, setting.parameters() | {"phase": "roofline"} | found)
+                rooflines.append(f"{_what(setting)}\n\n{roofline.text(found)}")
     except ValueError as error:  # what was asked for does not fit: the message says why
         print(f"benchmark.py: {error}", file=sys.stderr)
         return 2
@@ -179,6 +185,8 @@ def main(argv: list[str] | None = None) -> int:
     print(f"{kind['device']}, torch {kind['torch']}, {args.threads} threads, {scale.ep} device(s), {model}")
     for phase, rows in results.items():
         print(f"\n{phase}\n\n{report.table(rows)}")
+    for text in rooflines:
+        print(f"\nroofline of eager steps, {text}")
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from deepinfer.checkpoint.errors import CheckpointError
 from deepinfer.checkpoint.reader import CheckpointReader
-from deepinfer.models.registry import ModelFamily, model_family
+from deepinfer.models.registry import ModelFamily, built_in_directory, model_family
 
 if TYPE_CHECKING:
     import torch
@@ -31,11 +32,13 @@ class Checkpoint:
         path: the directory.
         config: the model's typed configuration.
         family: the code that implements it.
+        share: of random weights, the part of the model that `config` describes; None for a real checkpoint.
     """
 
     path: Path
     config: Any
     family: ModelFamily
+    share: Any = None
 
 
 def resolve_model(model: str | Path, revision: str | None = None, *, tokenizer_only: bool = False) -> Path:
@@ -144,6 +147,57 @@ def load_model(
                 drafter = checkpoint.family.load_drafter(weights, checkpoint.config, arithmetic, model)
             weights.check_unread()
     return model, drafter
+
+
+def open_dummy(
+    model: str | Path, revision: str | None = None, ep_size: int = 1, redundant_experts: int = 0
+) -> Checkpoint:
+    """The configuration and tokenizer of a model whose weights will be random.
+
+    Args:
+        model: local directory or Hub id, of which no tensor is read, or the name of a built-in configuration.
+        revision: Hub revision.
+        ep_size: ranks that experts and tables are divided among; the configuration is that of one of them.
+        redundant_experts: copies of experts in that group.
+
+    Raises:
+        CheckpointError, ConfigError: as `open_checkpoint`.
+        ValueError: the model cannot be divided so.
+    """
+    checkpoint = open_checkpoint(built_in_directory(str(model)) or model, revision)
+    share = checkpoint.family.rank_share(ep_size, redundant_experts)
+    return dataclasses.replace(checkpoint, config=share.config(checkpoint.config), share=share)
+
+
+def load_dummy(
+    checkpoint: Checkpoint,
+    arithmetic: Arithmetic,
+    *,
+    seed: int,
+    with_drafter: bool = False,
+    use_tqdm: bool = True,
+    **options: Any,
+) -> tuple[Model, Drafter | None]:
+    """Build a model with random weights, which can leave out prefills.
+
+    Args:
+        checkpoint: from `open_dummy`.
+        arithmetic: how the model computes.
+        seed: of the weights.
+        with_drafter: load the drafter as well.
+        use_tqdm: draw a progress bar on stderr.
+        options: passed to the weights, such as `device`.
+    """
+    from tqdm import tqdm
+
+    family = checkpoint.family
+    with tqdm(desc="random weights", unit="B", unit_scale=True, disable=not use_tqdm) as bar:
+        weights = family.dummy_weights(checkpoint.config, checkpoint.share, seed, bar.update, **options)
+        model = family.load(weights, checkpoint.config, arithmetic)
+        drafter = None
+        if with_drafter:
+            drafter = family.load_drafter(weights, checkpoint.config, arithmetic, model)
+    return family.pretended(model), drafter
 
 
 def load_tokenizer(

@@ -32,6 +32,8 @@ _INTEGERS = {
     "prefix_state_interval": (0, _INT32_MAX),
     "lookahead_tokens": (0, _INT32_MAX),
     "kv_store_bytes": (1, 2**63 - 1),
+    "emulated_ep": (1, _INT32_MAX),
+    "emulated_redundant_experts": (0, _INT32_MAX),
     "seed": (0, 2**63 - 1),
 }
 _OPTIONAL = (
@@ -87,6 +89,10 @@ class EngineArgs:
         tokenizer: directory with `tokenizer.json`; the model's when None.
         revision: Hub revision of the model.
         tokenizer_revision: Hub revision of the tokenizer; `revision` when None.
+        load_format: "auto" reads the checkpoint's tensors, "dummy" draws random ones; then `model` may
+            also be the name of a built-in configuration, "deepseek-v4.1-flash".
+        emulated_ep: with "dummy", hold one rank's share of experts and tables in a group of so many ranks.
+        emulated_redundant_experts: copies of experts in that group.
         seed: seeds the process's generators (rank r uses seed + r); requests have their own seeds.
         max_model_len: most prompt + output tokens of a request; min(4096, the model's own limit) when None.
         max_num_seqs: requests that run at once.
@@ -129,6 +135,8 @@ class EngineArgs:
     revision: str | None = None
     tokenizer_revision: str | None = None
     load_format: str = "auto"
+    emulated_ep: int = 1
+    emulated_redundant_experts: int = 0
     seed: int = 0
     max_model_len: int | None = None
     max_num_seqs: int = 256
@@ -158,8 +166,17 @@ class EngineArgs:
 
     def __post_init__(self) -> None:
         self._check_types()
-        if self.load_format.lower() != "auto":
-            raise ValueError(f"load_format={self.load_format!r}: only 'auto' (safetensors) is supported")
+        self.load_format = self.load_format.lower()
+        if self.load_format not in ("auto", "dummy"):
+            raise ValueError(
+                f"load_format={self.load_format!r}: choose 'auto' (safetensors) or 'dummy' (random weights)"
+            )
+        if self.is_dummy and (self.kv_store is not None or self.engine_type != EngineType.NORMAL):
+            raise ValueError(
+                "load_format='dummy': random weights have no identity, so drop kv_store and engine_type"
+            )
+        if not self.is_dummy and (self.emulated_ep, self.emulated_redundant_experts) != (1, 0):
+            raise ValueError("emulated_ep and emulated_redundant_experts need load_format='dummy'")
         if self.tokens_per_block not in (-1, BLOCK_SIZE):
             raise ValueError(f"tokens_per_block={self.tokens_per_block}: blocks hold {BLOCK_SIZE} tokens")
         if self.logprobs_mode not in LOGPROBS_MODES:
@@ -236,6 +253,11 @@ class EngineArgs:
                 near = difflib.get_close_matches(name, names, n=1, cutoff=0.0)[0]
                 raise TypeError(f"unknown engine argument {name!r}; the nearest one is {near!r}")
         return cls(**kwargs)
+
+    @property
+    def is_dummy(self) -> bool:
+        """Whether weights are drawn instead of read."""
+        return self.load_format == "dummy"
 
     def resolve_arithmetic(self, settings: Settings, device_type: str = "cpu") -> Arithmetic:
         """The arithmetic preset with batch invariance decided (argument, then environment, then on).

@@ -13,6 +13,7 @@ from deepinfer.engine.arg_utils import EngineArgs
 from deepinfer.engine.arrivals import ArrivalGate
 from deepinfer.engine.assembly import OutputAssembler
 from deepinfer.engine.completion_side import CompletionSide
+from deepinfer.engine.emulation import Emulation
 from deepinfer.engine.engine_type import EngineType
 from deepinfer.engine.executor import Executor
 from deepinfer.engine.hand_off import HandOffStats
@@ -51,6 +52,8 @@ class LLMEngine:
         self.memory_plan = parts.memory_plan
         self.core = parts.core
         self.vocab_size = parts.spec.vocab_size  # columns of the logits
+        self.model_config = parts.model_config
+        self.cache_counters = parts.caches.counters  # records that forwards have read and written
         self.model_runner = parts.runner
         self.stats = EngineStats(parts.scheduler_config.num_draft_tokens)
         self._builder = parts.builder
@@ -77,6 +80,10 @@ class LLMEngine:
         )
         is_prompt_side = args.engine_type is EngineType.PROMPT
         self._assembler = OutputAssembler(parts.core_module, self.core, self.tokenizer, is_prompt_side)
+        self.emulation: Emulation | None = None
+        if parts.pretended is not None:
+            rank = self.core, self._executor, self._assembler, self._intake, parts.pretended
+            self.emulation = Emulation(*rank, parts.scheduler_config.num_draft_tokens)
         self._structured = StructuredRequests(
             self.core,
             self._assembler,

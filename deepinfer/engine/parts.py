@@ -15,7 +15,14 @@ from typing import Any
 import torch
 
 from deepinfer import __version__, native
-from deepinfer.checkpoint.loader import Checkpoint, load_model, load_tokenizer, open_checkpoint
+from deepinfer.checkpoint.loader import (
+    Checkpoint,
+    load_dummy,
+    load_model,
+    load_tokenizer,
+    open_checkpoint,
+    open_dummy,
+)
 from deepinfer.checkpoint.token_text import TokenTable
 from deepinfer.checkpoint.tokenizer import Tokenizer
 from deepinfer.config import Arithmetic, CacheConfig, ReplayConfig, SchedulerConfig
@@ -34,6 +41,7 @@ from deepinfer.runtime.cache_layout import CacheLayout
 from deepinfer.runtime.caches import Caches
 from deepinfer.runtime.memory import held_bytes
 from deepinfer.runtime.model_runner import ModelRunner
+from deepinfer.runtime.random_caches import fill_with_random_records
 from deepinfer.runtime.step_time import StepTimeCache, StepTimes, measure, sizes_to_measure
 from deepinfer.runtime.synthetic_step import SyntheticSteps
 from deepinfer.sampling.confidence import resolve_confidence_scale
@@ -54,6 +62,7 @@ class EngineParts:
     """One engine's parts.
 
     Attributes:
+        model_config: the model's own, of the checkpoint or of an emulated rank.
         core_module: the `_core` module.
         core: its `EngineCore`, which decides who runs.
         caches: the pools that the runner reads and writes.
@@ -65,6 +74,7 @@ class EngineParts:
         prefixes: the KV store as this engine uses it, if there is one.
         owns_store: the store is closed with the engine.
         swap_bytes: host memory for preempted sequences, 0 when they are recomputed.
+        pretended: the model if it has random weights: it can leave out prefills.
     """
 
     tokenizer: Tokenizer
@@ -72,6 +82,7 @@ class EngineParts:
     scheduler_config: SchedulerConfig
     cache_config: CacheConfig
     memory_plan: MemoryPlan
+    model_config: Any
     core_module: Any
     core: Any
     caches: Caches
@@ -84,6 +95,7 @@ class EngineParts:
     owns_store: bool
     vocabulary: Callable[[], Vocabulary]
     swap_bytes: int
+    pretended: Any
 
 
 def build_parts(args: EngineArgs, settings: Settings) -> EngineParts:
@@ -96,19 +108,21 @@ def build_parts(args: EngineArgs, settings: Settings) -> EngineParts:
     torch.manual_seed(args.seed)
     device = _device(settings)
     use_library(_kernel_library(settings))
-    checkpoint = open_checkpoint(args.model, args.revision)
+    if args.is_dummy:
+        rank = args.emulated_ep, args.emulated_redundant_experts
+        checkpoint = open_dummy(args.model, args.revision, *rank)
+    else:
+        checkpoint = open_checkpoint(args.model, args.revision)
     tokenizer = load_tokenizer(checkpoint, args.tokenizer, args.tokenizer_revision or args.revision)
     arithmetic = args.resolve_arithmetic(settings, device.type)
     use_async = args.resolve_async(settings)
     num_drafts = settings.num_draft_tokens if checkpoint.config.num_nextn_predict_layers else 0
-    model, drafter = load_model(
-        checkpoint,
-        arithmetic,
-        with_drafter=num_drafts > 0,
-        use_tqdm=sys.stderr.isatty(),
-        device=device,
-        tables_on_host=not settings.engram_on_device,
-    )
+    load: dict[str, Any] = {"with_drafter": num_drafts > 0, "use_tqdm": sys.stderr.isatty(), "device": device}
+    if args.is_dummy:
+        model, drafter = load_dummy(checkpoint, arithmetic, seed=args.seed, **load)
+    else:
+        load["tables_on_host"] = not settings.engram_on_device
+        model, drafter = load_model(checkpoint, arithmetic, **load)
     spec = model.spec
     if num_drafts > spec.draft_block_size:
         raise ValueError(
@@ -169,6 +183,8 @@ def build_parts(args: EngineArgs, settings: Settings) -> EngineParts:
         )
     banned_ids = _banned_ids(tokenizer, settings, spec)
     caches = Caches(layout, cache.num_blocks, cache.num_state_slots, device)
+    if args.is_dummy:
+        fill_with_random_records(caches, args.seed)
     runner = ModelRunner(
         model,
         drafter,
@@ -207,6 +223,7 @@ def build_parts(args: EngineArgs, settings: Settings) -> EngineParts:
         scheduler_config=scheduler,
         cache_config=cache,
         memory_plan=memory_plan,
+        model_config=checkpoint.config,
         core_module=core_module,
         core=core,
         caches=caches,
@@ -219,6 +236,7 @@ def build_parts(args: EngineArgs, settings: Settings) -> EngineParts:
         owns_store=owns_store,
         vocabulary=functools.partial(_vocabulary, tokenizer, spec.vocab_size, banned_ids),
         swap_bytes=swap_bytes,
+        pretended=model if args.is_dummy else None,
     )
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from deepinfer.checkpoint.errors import ConfigError
@@ -22,6 +25,10 @@ class ModelFamily:
         spec: typed configuration -> `ModelSpec`.
         load: (weights, config, arithmetic) -> the model.
         load_drafter: (weights, config, arithmetic, model) -> its built-in drafter, where the spec has one.
+        rank_share: (ep_size, redundant_experts) -> what one rank of a group holds; its `config(config)` is
+            the rank's configuration.
+        dummy_weights: (config, share, seed, on_read, device=...) -> random weights of a rank.
+        pretended: model -> the same model, which can leave out prefills (`is_on`).
     """
 
     read_config: Callable[[Mapping[str, Any]], Any]
@@ -30,6 +37,9 @@ class ModelFamily:
     spec: Callable[[Any], ModelSpec]
     load: Callable[..., Any]
     load_drafter: Callable[..., Any]
+    rank_share: Callable[..., Any]
+    dummy_weights: Callable[..., Any]
+    pretended: Callable[[Any], Any]
 
 
 _PACKAGES = {"DeepseekV41ForCausalLM": ("deepinfer.models.deepseek_v41", "DeepseekV41")}
@@ -56,4 +66,26 @@ def model_family(config: Mapping[str, Any]) -> ModelFamily:
         spec=member("spec", "model_spec"),
         load=lambda *args: member("model", f"{prefix}Model").load(*args),
         load_drafter=lambda *args: member("dspark", "Drafter").load(*args),
+        rank_share=lambda *args: member("rank_share", "RankShare")(*args),
+        dummy_weights=lambda *args, **options: member("dummy", "DummyWeights")(*args, **options),
+        pretended=lambda model: member("pretended", "PretendedPrefill")(model),
     )
+
+
+# Configurations that need no file: name -> module that writes a directory with `config.json` and a tokenizer.
+_BUILT_IN = {"deepseek-v4.1-flash": "deepinfer.models.deepseek_v41.release"}
+
+
+@functools.cache
+def built_in_directory(name: str) -> Path | None:
+    """A temporary directory with a built-in configuration, gone with the process; None for other names."""
+    module = _BUILT_IN.get(name.lower())
+    if module is None:
+        return None
+    directory = tempfile.TemporaryDirectory(prefix="deepinfer-")
+    _directories.append(directory)
+    importlib.import_module(module).write_files(Path(directory.name))
+    return Path(directory.name)
+
+
+_directories: list[tempfile.TemporaryDirectory[str]] = []

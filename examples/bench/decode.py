@@ -9,7 +9,7 @@ import numpy as np
 
 from deepinfer import LLM, SamplingParams, Settings
 from examples.bench.arithmetic import assumed_figures, decode_figures, quantiles, without_flushes
-from examples.bench.engines import HostTimes, Stepper, check_token_counts, opened, pretended
+from examples.bench.engines import HostTimes, Stepper, check_token_counts, opened
 from examples.bench.prompts import contexts, drawn, prompt_rows
 from examples.bench.setting import Setting
 
@@ -19,29 +19,17 @@ BLOCK = 128
 
 def measure_decode(setting: Setting, settings: Settings, assume: float | None = None) -> dict[str, Any]:
     """Run one setting; figures as in `arithmetic.decode_figures`, and times in milliseconds."""
-    max_tokens = (setting.warmup + setting.steps + 6) * (1 + setting.num_drafts) + 1
-    max_model_len = (setting.context_length or PROMPT_ROOM) + max_tokens
-    with opened(
-        setting,
-        settings,
-        max_num_seqs=setting.num_requests,
-        max_model_len=max_model_len,
-        max_num_batched_tokens=max(
-            setting.prefill_batch_size, setting.num_requests * (1 + setting.num_drafts)
-        ),
-        num_blocks=setting.num_requests * -(-max_model_len // BLOCK) + 1,
-        enable_prefix_caching=False,
-    ) as (llm, stepper):
-        with pretended(llm, setting):
-            fill_s = _start(llm, stepper, setting, max_tokens)
-            for _ in range(setting.warmup - 1):
-                stepper.step()
-            host, drafts = HostTimes.of(llm), _drafts(llm)
-            intervals = [stepper.step() for _ in range(setting.steps)]
-            host_after, drafts_after = HostTimes.of(llm), _drafts(llm)
+    with opened(setting, settings, **decode_arguments(setting)) as (llm, stepper):
+        fill_s = start(llm, stepper, setting)
+        for _ in range(setting.warmup - 1):
+            stepper.step()
+        host, drafts = HostTimes.of(llm), _drafts(llm)
+        intervals = [stepper.step() for _ in range(setting.steps)]
+        host_after, drafts_after = HostTimes.of(llm), _drafts(llm)
         stepper.engine.abort_request([str(row) for row in range(setting.num_requests)])
         stepper.finish()
-        num_tokens = check_token_counts(stepper.outputs, llm.llm_engine.stats.num_output_tokens)
+        given = setting.num_requests if setting.dummy else 0  # first tokens that no step has made
+        num_tokens = check_token_counts(stepper.outputs, llm.llm_engine.stats.num_output_tokens + given)
     kept = without_flushes(intervals, stepper.flush_every)
     figures = decode_figures(kept, setting.num_requests, setting.num_devices)
     verified, accepted = (after - before for before, after in zip(drafts, drafts_after))
@@ -71,20 +59,43 @@ def measure_decode(setting: Setting, settings: Settings, assume: float | None = 
     return result
 
 
-def _start(llm: LLM, stepper: Stepper, setting: Setting, max_tokens: int) -> float:
+def decode_arguments(setting: Setting) -> dict[str, Any]:
+    """Keywords of `LLM` that make room for the requests of a setting and for all that they may accept."""
+    max_model_len = (setting.context_length or PROMPT_ROOM) + _max_tokens(setting)
+    decode_rows = setting.num_requests * (1 + setting.num_drafts)
+    return {
+        "max_num_seqs": setting.num_requests,
+        "max_model_len": max_model_len,
+        "max_num_batched_tokens": max(setting.prefill_batch_size, decode_rows),
+        "num_blocks": setting.num_requests * -(-max_model_len // BLOCK) + 1,
+        "enable_prefix_caching": False,
+    }
+
+
+def _max_tokens(setting: Setting) -> int:
+    """Output tokens for the steps that count and for those between the first prefills and the last."""
+    length = setting.context_length or PROMPT_ROOM
+    prefills = 0 if setting.dummy else -(-setting.num_requests * length // setting.prefill_batch_size)
+    return (prefills + setting.warmup + setting.steps + 6) * (1 + setting.num_drafts) + 1
+
+
+def start(llm: LLM, stepper: Stepper, setting: Setting) -> float:
     """Submit the requests and step until all of them decode; returns the seconds that this took."""
-    start = time.perf_counter()
+    clock = time.perf_counter()
     for row, tokens in enumerate(_prompts(llm, setting)):
         params = SamplingParams(
             temperature=setting.temperature,
             seed=setting.seed + row,
-            max_tokens=max_tokens,
+            max_tokens=_max_tokens(setting),
             ignore_eos=True,
             detokenize=False,
         )
-        stepper.submit(str(row), tokens, params)
+        if llm.llm_engine.emulation is None:
+            stepper.submit(str(row), tokens, params)
+        else:
+            llm.llm_engine.emulation.add_begun_request(str(row), tokens, params)
     stepper.run_until(lambda interval: interval.num_request_steps == setting.num_requests)
-    return time.perf_counter() - start
+    return time.perf_counter() - clock
 
 
 def _prompts(llm: LLM, setting: Setting) -> list[np.ndarray]:

@@ -101,9 +101,10 @@ def opened(setting: Setting, settings: Settings, **args: Any) -> Iterator[tuple[
         yield llm, Stepper(llm, settings)
 
 
-def pretended(llm: LLM, setting: Setting) -> contextlib.AbstractContextManager[None]:
+def pretended(llm: LLM) -> contextlib.AbstractContextManager[None]:
     """In it prefills of a dummy compute nothing: its caches are full of random records from the start."""
-    return llm.llm_engine.pretended_prefill() if setting.dummy else contextlib.nullcontext()
+    emulation = llm.llm_engine.emulation
+    return contextlib.nullcontext() if emulation is None else emulation.pretended_prefill()
 
 
 def check_token_counts(outputs: list[RequestOutput], counted: int) -> int:

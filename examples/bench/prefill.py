@@ -48,7 +48,7 @@ def measure_prefill(setting: Setting, settings: Settings) -> dict[str, Any]:
         prefixes = drawn(at_once, cached + 1, vocab_size, banned, setting.seed)
         tails = drawn(num_requests + NUM_ALONE, uncached, vocab_size, banned, setting.seed + 1)
         if cached:
-            with pretended(llm, setting):
+            with pretended(llm):
                 for row in range(at_once):
                     stepper.submit(f"prefix {row}", prefixes[row], _one_token(row))
                 stepper.finish()

@@ -9,8 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from examples.bench import arithmetic, replay
+from deepinfer.models.deepseek_v41 import release
+from deepinfer.models.deepseek_v41.config import DeepseekV41Config
+from deepinfer.models.deepseek_v41.work import attention_terms, flops_per_token
+from examples.bench import arithmetic, profiling, replay
 from examples.bench.arithmetic import Interval
+from examples.bench.components import StepShape, step_work
 from examples.bench.scale import Scale
 from examples.bench.setting import Setting
 from examples.sweep import plot_pareto
@@ -139,3 +143,28 @@ def test_the_pareto_front() -> None:
     points = [(1.0, 5.0), (2.0, 4.0), (1.5, 4.5), (1.5, 4.0), (3.0, 1.0), (3.0, 1.0)]
     assert plot_pareto.pareto_front(points, False) == [True, True, True, False, True, True]
     assert plot_pareto.pareto_front([(10.0, 5.0), (20.0, 4.0), (5.0, 1.0)], True) == [True, False, True]
+
+
+@pytest.mark.parametrize("context", [40, 300, 70_000])
+def test_the_work_of_components_is_the_schedulers_estimate(context: int) -> None:
+    """Sums over components against `work.py`, which the scheduler weighs steps with."""
+    config = DeepseekV41Config.from_dict(release.CONFIG)
+    shape = StepShape(num_requests=3, rows=4, decoder_rows=4, output_rows=4, context=context, num_drafts=0)
+    flops = {name: each.flops for name, each in step_work(config, shape, lambda _, count: count).items()}
+    seen = sum(
+        term.flops * min((context + term.offset) // term.divisor, term.cap)
+        for term in attention_terms(config)
+    )
+    windows = config.num_hidden_layers * 4.0 * config.num_attention_heads * config.head_dim
+    seen += windows * (128 - min(context, 128))  # kernels walk whole windows
+    left_out = flops.pop("head") + flops.pop("sampling") + flops.pop("mHC")
+    assert left_out > 0
+    assert sum(flops.values()) == pytest.approx(12 * (flops_per_token(config) + seen), rel=2e-3)
+
+
+def test_the_innermost_range_owns_a_launch() -> None:
+    ranges = [(10, 100, "a"), (20, 30, "b"), (30, 40, "c"), (22, 25, "d"), (200, 210, "e")]
+    expected = {10: "a", 21: "b", 24: "d", 26: "b", 35: "c", 50: "a", 205: "e"}
+    expected |= dict.fromkeys((5, 150, 300), "other")
+    owner = profiling._Innermost(ranges)
+    assert {moment: owner(moment) for moment in expected} == expected

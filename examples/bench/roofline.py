@@ -1,0 +1,114 @@
+"""Roofline: for each component of a step its bytes, work, least time, measured time and the gap between."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from deepinfer import LLM, Settings
+from deepinfer.models.deepseek_v41.rank_share import RankShare, skipped_work
+from examples.bench.components import StepShape, Work, step_work
+from examples.bench.decode import decode_arguments, start
+from examples.bench.engines import Stepper, opened
+from examples.bench.profiling import OTHER, Profile, profile_steps
+from examples.bench.setting import Setting
+
+NUM_STEPS = 4  # that are profiled
+NUM_KERNELS = 40  # that are listed
+
+
+def rows_of(
+    config: Any, share: RankShare, shape: StepShape, measured: dict[str, float]
+) -> list[dict[str, Any]]:
+    """One object for each component, the longest first, and their sum; times in milliseconds."""
+    work = step_work(config, shape, share.resident_of)
+    names = sorted({*work, *measured}, key=lambda name: -measured.get(name, 0.0))
+    rows = [_row(name, work.get(name, Work(0, 0)), measured.get(name, 0.0)) for name in names]
+    total = _row("together", sum(work.values(), Work(0, 0)), sum(measured.values()))
+    total["floor_ms"] = sum(row["floor_ms"] for row in rows)
+    total["gap_ms"] = total["measured_ms"] - total["floor_ms"]
+    return [*rows, total]
+
+
+def _row(name: str, work: Work, measured: float) -> dict[str, Any]:
+    floor = work.floor_ms()
+    return {
+        "component": name,
+        "mbytes": work.bytes / 1e6,
+        "gflop": work.flops / 1e9,
+        "floor_ms": floor,
+        "measured_ms": measured,
+        "gap_ms": measured - floor,
+    }
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """The rows in Markdown."""
+    lines = [
+        "| component | MB | GFLOP | floor ms | measured ms | gap ms | of the floor |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        share = f"{row['measured_ms'] / row['floor_ms']:.1f}x" if row["floor_ms"] > 1e-6 else ""
+        lines.append(
+            f"| {row['component']} | {row['mbytes']:,.1f} | {row['gflop']:,.1f} | {row['floor_ms']:.3f} "
+            f"| {row['measured_ms']:.3f} | {row['gap_ms']:.3f} | {share} |"
+        )
+    return "\n".join(lines)
+
+
+def text(found: dict[str, Any]) -> str:
+    """What `measure_roofline` returns, for people."""
+    parts = [table(found["rows"])]
+    parts.append(
+        f"cache records read, as the engine counts them: {found['cache_bytes_read'] / 1e6:,.1f} MB a step"
+    )
+    if found["skipped"]:
+        lines = ["| not done by one emulated rank | ms by NVLink | ms by a network |", "|---|---|---|"]
+        lines += [
+            f"| {each['what']} | {each['nvlink_ms']:.3f} | {each['network_ms']:.3f} |"
+            for each in found["skipped"]
+        ]
+        parts.append("\n".join(lines))
+    if found["kernels"]:
+        lines = ["| kernel | launches | ms |", "|---|---|---|"]
+        lines += [f"| {name[:90]} | {count:.1f} | {ms:.4f} |" for name, count, ms in found["kernels"]]
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts)
+
+
+def measure_roofline(setting: Setting, settings: Settings) -> dict[str, Any]:
+    """Profile eager steps of a decode setting.
+
+    Returns:
+        rows: of `rows_of`; kernels: (name, launches of a step, ms); counters: bytes of cache records that a
+        step read; skipped: what an emulated rank leaves out, with estimates.
+    """
+    if hasattr(settings, "enforce_eager"):
+        settings = dataclasses.replace(settings, enforce_eager=True)
+    setting = dataclasses.replace(setting, warmup=4, steps=NUM_STEPS)
+    with opened(setting, settings, **decode_arguments(setting)) as (llm, stepper):
+        start(llm, stepper, setting)
+        for _ in range(setting.warmup):
+            stepper.step()
+        counters = llm.llm_engine.cache_counters
+        before = counters.bytes_read
+        profile = profile_steps(stepper.step, NUM_STEPS)
+        read = (counters.bytes_read - before) / NUM_STEPS
+        return {**_report(llm, stepper, setting, profile), "cache_bytes_read": read}
+
+
+def _report(llm: LLM, stepper: Stepper, setting: Setting, profile: Profile) -> dict[str, Any]:
+    config, share = llm.llm_engine.model_config, RankShare(setting.emulated_ep, setting.redundant_experts)
+    rows = 1 + setting.num_drafts
+    context = int(stepper.engine.stats.num_prefill_tokens / setting.num_requests) + rows
+    shape = StepShape(setting.num_requests, rows, rows, rows, context, setting.num_drafts)
+    draft_rows = setting.num_requests * config.dspark_block_size if setting.num_drafts else 0
+    experts_ms = profile.components.get("routed experts", 0.0)
+    skipped = skipped_work(config, share, shape.num_rows, draft_rows, experts_ms)
+    return {
+        "rows": rows_of(config, share, shape, profile.components),
+        "kernels": profile.kernels[:NUM_KERNELS],
+        "other_ms": profile.components.get(OTHER, 0.0),
+        "skipped": [dataclasses.asdict(each) for each in skipped],
+    }
