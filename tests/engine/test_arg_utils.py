@@ -26,7 +26,7 @@ BAD = {
     "batch_invariant": ["yes", 1],
     "model": [None, 5],
     "tokenizer": [5],
-    "load_format": [None, "dummy"],
+    "load_format": [None, "pickle"],
     "tokens_per_block": [0, 64],
     "logprobs_mode": [None, "RAW"],
     "arithmetic": ["fp32", 5],
