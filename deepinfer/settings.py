@@ -97,6 +97,16 @@ def parse_token_ranges(text: str) -> tuple[tuple[int, int], ...]:
     return tuple(ranges)
 
 
+def _listed(*choices: str) -> Kind:
+    def parse(text: str) -> tuple[str, ...]:
+        names = tuple(part.strip() for part in text.split(","))
+        if not set(names) <= set(choices) or len(set(names)) < len(names):
+            raise ValueError
+        return names
+
+    return Kind(f"some of {', '.join(choices)}, with commas between them", parse)
+
+
 def _numbers(text: str) -> tuple[float, ...]:
     return tuple(_number(0.0).parse(part) for part in text.split(","))
 
@@ -266,6 +276,13 @@ class Settings:
         "Directory of prebuilt kernels, made by `python -m tilelang_ops.build --out`; a kernel that it lacks "
         "is compiled at its first use.",
         "none: kernels are compiled at their first use",
+    )
+    external_kernels: tuple[str, ...] = env(
+        "DEEPINFER_EXTERNAL_KERNELS",
+        (),
+        _listed("deep_gemm", "flash_mla", "deep_select"),
+        "Libraries whose kernels take the place of our own where they can, on SM100 GPUs (doc/kernels.md).",
+        "none: they have not run here",
     )
     engram_on_device: bool = env(
         "DEEPINFER_ENGRAM_FORCE_GPU_STORAGE",

@@ -35,6 +35,7 @@ from deepinfer.kv_transfer.keys import Identity
 from deepinfer.kv_transfer.prefix import PrefixStore
 from deepinfer.models.base import ModelSpec
 from deepinfer.ops import cpu
+from deepinfer.ops.external_kernels import use_external_kernels
 from deepinfer.runtime.async_batch import NgramVocab
 from deepinfer.runtime.batch_builder import BatchBuilder
 from deepinfer.runtime.cache_layout import CacheLayout
@@ -108,6 +109,7 @@ def build_parts(args: EngineArgs, settings: Settings) -> EngineParts:
     torch.manual_seed(args.seed)
     device = _device(settings)
     use_library(_kernel_library(settings))
+    use_external_kernels(settings.external_kernels, device)
     if args.is_dummy:
         rank = args.emulated_ep, args.emulated_redundant_experts
         checkpoint = open_dummy(args.model, args.revision, *rank)

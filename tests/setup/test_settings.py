@@ -65,6 +65,7 @@ def test_every_kind_of_value():
         DFLASH_CONFIDENCE_HEAD_TEMPERATURE="1.5, 2,0",
         HF_MODEL_DIR=" some/dir ",
         BATCH_INVARIANT="1",
+        EXTERNAL_KERNELS="flash_mla, deep_gemm",
         CPP_LOG_LEVEL="off",
     )
     assert settings.accelerator == "cpu"
@@ -77,6 +78,7 @@ def test_every_kind_of_value():
     assert settings.hf_model_dir == "some/dir"
     assert settings.batch_invariant is True
     assert settings.cpp_log_level == "off"
+    assert settings.external_kernels == ("flash_mla", "deep_gemm")
 
 
 @pytest.mark.parametrize("text", ["0", "", "false", "False"])
@@ -110,6 +112,8 @@ def test_an_empty_text_means_unset():
         ("DFLASH_CONFIDENCE_HEAD_TEMPERATURE", "nan", "a number >= 0, or several"),
         ("CPP_LOG_LEVEL", "INFO", "one of off, error, warn, info"),
         ("DECODE_TOKEN_BLACKLIST", "3,2", "increasing token ids"),
+        ("EXTERNAL_KERNELS", "deepgemm", "some of deep_gemm, flash_mla, deep_select"),
+        ("EXTERNAL_KERNELS", "flash_mla,flash_mla", "some of deep_gemm"),
     ],
 )
 def test_a_bad_value_names_variable_value_and_what_would_work(name: str, value: str, works: str):
@@ -179,7 +183,9 @@ def test_token_ranges_that_are_refused(text: str):
 
 def test_every_variable_of_the_original_is_known():
     known = {field.metadata["name"] for field in dataclasses.fields(Settings)} | set(WITHOUT_EFFECT)
-    own = {"DEEPINFER_KERNEL_LIBRARY", "DEEPINFER_XGRAMMAR_MEMORY_LIMIT_BYTES"}
+    own = {
+        f"DEEPINFER_{name}" for name in "EXTERNAL_KERNELS KERNEL_LIBRARY XGRAMMAR_MEMORY_LIMIT_BYTES".split()
+    }
     assert known == {f"DEEPINFER_{name}" for name in ORIGINAL} | own
     assert len(ORIGINAL) == len(set(ORIGINAL))
 
