@@ -24,7 +24,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # also when run by its path
 
 from deepinfer import Settings
-from examples.bench import decode, prefill, replay, report, roofline
+from examples.bench import decode, emulated, prefill, replay, report, roofline
 from examples.bench.presets import PRESETS, RELEASE
 from examples.bench.scale import Scale
 from examples.bench.setting import KEEP_TOKENS, Setting
@@ -170,14 +170,14 @@ def main(argv: list[str] | None = None) -> int:
         scale.check_supported()
         model = args.model or (RELEASE if args.dummy else settings.hf_model_dir or str(BUNDLED))
         for setting in settings_of(args, scale, model):
-            print(f"{setting.phase}: {_what(setting)}", file=sys.stderr, flush=True)
+            print(f"{setting.phase}: {report.name(setting.parameters())}", file=sys.stderr, flush=True)
             result = measure(setting, settings, args)
             report.write_line(args.output, result)
             results.setdefault(setting.phase, []).append(result)
             if args.roofline and setting.phase == "decode":
                 found = roofline.measure_roofline(setting, settings)
                 report.write_line(args.output, setting.parameters() | {"phase": "roofline"} | found)
-                rooflines.append(f"{_what(setting)}\n\n{roofline.text(found)}")
+                rooflines.append(f"{report.name(result)}\n\n{roofline.text(found)}")
     except ValueError as error:  # what was asked for does not fit: the message says why
         print(f"benchmark.py: {error}", file=sys.stderr)
         return 2
@@ -185,17 +185,12 @@ def main(argv: list[str] | None = None) -> int:
     print(f"{kind['device']}, torch {kind['torch']}, {args.threads} threads, {scale.ep} device(s), {model}")
     for phase, rows in results.items():
         print(f"\n{phase}\n\n{report.table(rows)}")
+        for row in rows:
+            if row.get("emulated"):
+                print(f"\n{phase}, {report.name(row)}\n\n{emulated.text(row)}")
     for text in rooflines:
         print(f"\nroofline of eager steps, {text}")
     return 0
-
-
-def _what(setting: Setting) -> str:
-    if setting.phase == "prefill":
-        return f"{setting.prefill_batch_size} tokens a step"
-    if setting.phase == "decode":
-        return f"{setting.num_requests} requests, {setting.num_drafts} drafts"
-    return f"{setting.arrivals}, {setting.num_drafts} drafts"
 
 
 if __name__ == "__main__":

@@ -187,6 +187,7 @@ def build_parts(args: EngineArgs, settings: Settings) -> EngineParts:
     caches = Caches(layout, cache.num_blocks, cache.num_state_slots, device)
     if args.is_dummy:
         fill_with_random_records(caches, args.seed)
+        logger.info("emulated\n%s", checkpoint.share.describe(checkpoint.config))
     runner = ModelRunner(
         model,
         drafter,

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 
 from deepinfer import LLM, SamplingParams, Settings
+from examples.bench import emulated
 from examples.bench.arithmetic import assumed_figures, decode_figures, quantiles, without_flushes
+from examples.bench.components import StepShape
 from examples.bench.engines import HostTimes, Stepper, check_token_counts, opened
 from examples.bench.prompts import contexts, drawn, prompt_rows
 from examples.bench.setting import Setting
@@ -26,6 +28,10 @@ def measure_decode(setting: Setting, settings: Settings, assume: float | None = 
         host, drafts = HostTimes.of(llm), _drafts(llm)
         intervals = [stepper.step() for _ in range(setting.steps)]
         host_after, drafts_after = HostTimes.of(llm), _drafts(llm)
+        rows = 1 + setting.num_drafts
+        context = llm.llm_engine.scheduler_config.max_model_len
+        shape = StepShape(setting.num_requests, rows, rows, rows, context, setting.num_drafts)
+        emulation = emulated.report(llm, setting, shape)
         stepper.engine.abort_request([str(row) for row in range(setting.num_requests)])
         stepper.finish()
         given = setting.num_requests if setting.dummy else 0  # first tokens that no step has made
@@ -47,6 +53,7 @@ def measure_decode(setting: Setting, settings: Settings, assume: float | None = 
         "device_idle_share": (host_after.idle - host.idle) / seconds,
         "num_output_tokens": num_tokens,
         "fill_s": fill_s,
+        **emulation,
     }
     if assume is not None and setting.num_drafts:
         result |= assumed_figures(

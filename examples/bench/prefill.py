@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 
 from deepinfer import LLM, SamplingParams, Settings
+from examples.bench import emulated
 from examples.bench.arithmetic import prefill_figures, quantiles, without_flushes
+from examples.bench.components import StepShape
 from examples.bench.engines import HostTimes, Stepper, check_token_counts, opened, pretended
 from examples.bench.prompts import drawn
 from examples.bench.setting import Setting
@@ -57,6 +59,9 @@ def measure_prefill(setting: Setting, settings: Settings) -> dict[str, Any]:
             stepper.submit(str(row), prompt, _one_token(row))
         intervals = _measure(llm, stepper, setting, batch)
         stepper.finish()
+        rows = min(uncached, batch)
+        kept_rows = min(setting.keep_tokens, rows) if setting.yoco_clip else rows
+        emulation = emulated.report(llm, setting, StepShape(at_once, rows, kept_rows, 1, context, 0))
         alone = _alone(stepper, prefixes[0, :cached], tails[num_requests:])
         num_tokens = check_token_counts(stepper.outputs, llm.llm_engine.stats.num_output_tokens)
     kept = without_flushes(intervals.values, stepper.flush_every)
@@ -70,6 +75,7 @@ def measure_prefill(setting: Setting, settings: Settings) -> dict[str, Any]:
         **quantiles("ttft_ms", alone),
         "host_ms_per_step": intervals.host_ms,
         "num_output_tokens": num_tokens,
+        **emulation,
     }
 
 

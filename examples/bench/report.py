@@ -100,6 +100,15 @@ def table(results: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def name(setting: dict[str, Any]) -> str:
+    """What tells a setting from the others of a run."""
+    if setting["phase"] == "prefill":
+        return f"{setting['prefill_batch_size']} tokens a step"
+    if setting["phase"] == "decode":
+        return f"{setting['num_requests']} requests, {setting['num_drafts']} drafts"
+    return f"{setting['arrivals']}, {setting['num_drafts']} drafts"
+
+
 def _cell(row: dict[str, Any], key: str, form: str) -> str:
     value = row.get(key)
     if value is None:

@@ -6,7 +6,8 @@ import dataclasses
 from typing import Any
 
 from deepinfer import LLM, Settings
-from deepinfer.models.deepseek_v41.rank_share import RankShare, skipped_work
+from deepinfer.models.deepseek_v41.rank_share import RankShare
+from examples.bench import emulated
 from examples.bench.components import StepShape, Work, step_work
 from examples.bench.decode import decode_arguments, start
 from examples.bench.engines import Stepper, opened
@@ -63,13 +64,8 @@ def text(found: dict[str, Any]) -> str:
     parts.append(
         f"cache records read, as the engine counts them: {found['cache_bytes_read'] / 1e6:,.1f} MB a step"
     )
-    if found["skipped"]:
-        lines = ["| not done by one emulated rank | ms by NVLink | ms by a network |", "|---|---|---|"]
-        lines += [
-            f"| {each['what']} | {each['nvlink_ms']:.3f} | {each['network_ms']:.3f} |"
-            for each in found["skipped"]
-        ]
-        parts.append("\n".join(lines))
+    if found.get("emulated"):
+        parts.append(emulated.text(found))
     if found["kernels"]:
         lines = ["| kernel | launches | ms |", "|---|---|---|"]
         lines += [f"| {name[:90]} | {count:.1f} | {ms:.4f} |" for name, count, ms in found["kernels"]]
@@ -82,7 +78,7 @@ def measure_roofline(setting: Setting, settings: Settings) -> dict[str, Any]:
 
     Returns:
         rows: of `rows_of`; kernels: (name, launches of a step, ms); counters: bytes of cache records that a
-        step read; skipped: what an emulated rank leaves out, with estimates.
+        step read; emulated, skipped: of `emulated.report`.
     """
     if hasattr(settings, "enforce_eager"):
         settings = dataclasses.replace(settings, enforce_eager=True)
@@ -103,12 +99,9 @@ def _report(llm: LLM, stepper: Stepper, setting: Setting, profile: Profile) -> d
     rows = 1 + setting.num_drafts
     context = int(stepper.engine.stats.num_prefill_tokens / setting.num_requests) + rows
     shape = StepShape(setting.num_requests, rows, rows, rows, context, setting.num_drafts)
-    draft_rows = setting.num_requests * config.dspark_block_size if setting.num_drafts else 0
-    experts_ms = profile.components.get("routed experts", 0.0)
-    skipped = skipped_work(config, share, shape.num_rows, draft_rows, experts_ms)
     return {
         "rows": rows_of(config, share, shape, profile.components),
         "kernels": profile.kernels[:NUM_KERNELS],
         "other_ms": profile.components.get(OTHER, 0.0),
-        "skipped": [dataclasses.asdict(each) for each in skipped],
+        **emulated.report(llm, setting, shape, profile.components.get("routed experts", 0.0)),
     }

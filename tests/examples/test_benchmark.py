@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 
 from examples import benchmark
+from examples.bench import prefill
 from examples.sweep import plot_pareto
+
+
+@pytest.fixture(autouse=True)
+def few_prefills(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(benchmark, "PREFILL_STEPS", 1)
+    monkeypatch.setattr(prefill, "NUM_ALONE", 1)
 
 
 def measured(tmp_path: Path, *arguments: str) -> list[dict]:
@@ -19,14 +26,14 @@ def measured(tmp_path: Path, *arguments: str) -> list[dict]:
 
 
 def test_prefill_and_decode(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    prefill, plain, drafting = measured(
+    computed, plain, drafting = measured(
         tmp_path,
         *("--prefill_batch_size", "128", "--context_length", "256", "--uncached", "128"),
         *("--prefill_steps", "3", "--decode_num_requests", "2", "--speculation", "0", "2"),
         *("--warmup", "2", "--steps", "8", "--assume-acceptance", "0.5"),
     )
-    assert prefill["cached_tokens_per_request"] == 128
-    assert prefill["prefill_tokens_per_s"] == pytest.approx(128e3 / prefill["step_ms_mean"])
+    assert computed["cached_tokens_per_request"] == 128
+    assert computed["prefill_tokens_per_s"] == pytest.approx(128e3 / computed["step_ms_mean"])
     for result in (plain, drafting):
         assert result["phase"] == "decode" and result["context_length"] == 256
         assert result["num_steps"] + result["num_dropped_steps"] == 8
@@ -69,3 +76,27 @@ def test_what_does_not_fit_is_said(
     phase = "decode" if "--prompts" in arguments else "prefill"
     assert benchmark.main(["--phases", phase, *arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_one_rank_of_a_group(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    computed, decode = measured(
+        tmp_path,
+        *("--model", str(benchmark.BUNDLED), "--dummy", "--emulated_ep", "2", "--yoco_clip"),
+        *(
+            "--context_length",
+            "1024",
+            "--uncached",
+            "128",
+            "--prefill_batch_size",
+            "256",
+            "--prefill_steps",
+            "2",
+        ),
+        *("--decode_num_requests", "2", "--speculation", "2", "--warmup", "2", "--steps", "3", "--roofline"),
+    )[:2]
+    assert (computed["requests_per_step"], computed["cached_tokens_per_request"]) == (2, 896)
+    assert decode["tokens_per_request_step"] == 1 and not decode["tokens_are_meaningful"]
+    assert any("dispatch" in each["what"] for each in decode["skipped"])
+    text = capsys.readouterr().out
+    assert "one rank of 2: 8 of 16 + 0 experts" in text
+    assert "| routed experts |" in text and "(random weights)" in text

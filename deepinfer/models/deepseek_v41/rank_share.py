@@ -74,6 +74,28 @@ class RankShare:
         ).num_rows
         return dataclasses.replace(config, engram_vocab_size=size, engram_num_embeddings=rows)
 
+    def describe(self, config: DeepseekV41Config) -> str:
+        """What is emulated, in a few lines.
+
+        Args:
+            config: the rank's, `self.config(...)` of the model's.
+        """
+        lines = ["random weights and caches of random records: the tokens mean nothing, and no draft stands"]
+        if self.is_whole:
+            return lines[0]
+        held = self.num_resident(config.n_routed_experts, self.redundant_experts)
+        lines.append(
+            f"one rank of {self.ep_size}: {held} of {config.n_routed_experts} + {self.redundant_experts} "
+            "experts in each layer, each with an even share of the slots; the router runs over all"
+        )
+        if config.num_nextn_predict_layers:
+            drafting = self.num_resident(config.dspark_n_routed_experts, 0)
+            lines.append(f"of the drafter's {config.dspark_n_routed_experts} experts {drafting}, likewise")
+        if config.engram_layer_ids:
+            rows = ", ".join(f"{count:,}" for count in config.engram_num_embeddings)
+            lines.append(f"Engram tables of {rows} rows, one part in {self.ep_size}, for all look-ups")
+        return "\n".join(lines)
+
     def num_resident(self, num_experts: int, redundant: int) -> int:
         """Experts of a layer that the rank holds.
 
