@@ -262,6 +262,45 @@ class Settings:
         ANY_INTEGER,
         "Steps between two log lines of the engine, a fifth for prefill-only engines; <= 0 means never.",
     )
+    enforce_eager: bool = env(
+        "DEEPINFER_ENFORCE_EAGER",
+        False,
+        BOOLEAN,
+        "Capture no graphs: every step launches its kernels one by one. On a CPU there are none anyway.",
+    )
+    graph_interval: int | None = env(
+        "DEEPINFER_CUDAGRAPH_BATCH_SIZE_INTERVAL",
+        None,
+        _integer(1),
+        "Distance between the numbers of query tokens that decode graphs are captured for; below it powers "
+        "of two.",
+        "a few sizes that measured step times justify",
+    )
+    draft_enforce_eager: bool = env(
+        "DEEPINFER_DFLASH_ENFORCE_EAGER",
+        False,
+        BOOLEAN,
+        "Capture no graphs of the drafter.",
+    )
+    draft_graph_interval: int | None = env(
+        "DEEPINFER_DFLASH_CUDAGRAPH_BATCH_SIZE_INTERVAL",
+        None,
+        _integer(1),
+        "Distance between the numbers of sequences that the drafter's graphs are captured for.",
+        "two sizes for each octave",
+    )
+    disable_sync_guard: bool = env(
+        "DEEPINFER_DISABLE_SYNC_GUARD",
+        False,
+        BOOLEAN,
+        "Let a launch of a step wait for the device silently; else it is an error. On a CPU nothing waits.",
+    )
+    disable_core_binding: bool = env(
+        "DEEPINFER_DISABLE_CORE_BINDING",
+        False,
+        BOOLEAN,
+        "Let the process run on all cores; else only on those next to its device. On a CPU it runs on all.",
+    )
     cpp_log_level: str = env(
         "DEEPINFER_CPP_LOG_LEVEL",
         "info",
@@ -365,10 +404,8 @@ WITHOUT_EFFECT: dict[str, str] = {
         "PREFILL_ATTEMPT_INTERVAL PREFILL_ANY_ATTEMPT_INTERVAL",
     ),
     **_without_effect(
-        "the CPU backend has no device graphs, kernel caches or device memory",
-        "JIT_CACHE_DIR ENFORCE_EAGER CUDAGRAPH_BATCH_SIZE_INTERVAL DFLASH_ENFORCE_EAGER "
-        "DFLASH_CUDAGRAPH_BATCH_SIZE_INTERVAL INDEX_ATTN_MEMORY_LIMIT "
-        "DISABLE_SYNC_GUARD PROFILE_TORCH_CUDA_MEMORY ENABLE_MEMORY_TRACING",
+        "it is for device memory or caches that are managed otherwise here",
+        "JIT_CACHE_DIR INDEX_ATTN_MEMORY_LIMIT PROFILE_TORCH_CUDA_MEMORY ENABLE_MEMORY_TRACING",
     ),
     **_without_effect("it is read from the checkpoint", "ENGRAM_PAD_TOKEN"),
     **_without_effect("this quantity is not computed", "COMPUTE_SUM_SMALLER_PROBS"),

@@ -16,7 +16,7 @@ import numpy as np
 from deepinfer.engine.assembly import OutputAssembler
 from deepinfer.engine.intake import Request
 from deepinfer.engine.parts import EngineParts
-from deepinfer.runtime.model_runner import StepResult
+from deepinfer.runtime.step_output import StepResult
 from deepinfer.sampling.calibration import Blocks
 
 
@@ -122,7 +122,7 @@ def record_blocks(
             continue
         runner.prepare(*builder.batch(plan))
         runner.forward()
-        result = runner.sample(builder.sampling(plan))
+        result = runner.sample(builder.sampling(plan)).fetch()
         commit = core.commit(plan, **result.as_arrays())
         recorder.add_step(plan, result, commit)
         assembler.collect(ended, commit)

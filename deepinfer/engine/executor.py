@@ -18,9 +18,11 @@ import numpy as np
 from deepinfer.models.base import LayerGate
 from deepinfer.runtime.async_batch import Remap
 from deepinfer.runtime.batch import Batch, CacheCopies
-from deepinfer.runtime.model_runner import ModelRunner, StepResult
+from deepinfer.runtime.model_runner import ModelRunner
+from deepinfer.runtime.step_output import StepResult
 from deepinfer.sampling.inputs import SamplingInputs
 from deepinfer.structured_output.step import StepGrammars
+from deepinfer.utils.timer import Timers
 
 
 class Executor:
@@ -33,6 +35,7 @@ class Executor:
     Attributes:
         busy_seconds: time the device worked.
         idle_seconds: time it waited for the host between two launches that were both pending work of one run.
+        host_timers: time of launches; none, they are the device's work here.
     """
 
     def __init__(self, runner: ModelRunner, use_thread: bool) -> None:
@@ -47,6 +50,7 @@ class Executor:
         self._step_start = 0.0  # `busy_seconds` when the newest step began
         self.busy_seconds = 0.0
         self.idle_seconds = 0.0
+        self.host_timers = Timers()
 
     def forward(
         self,
@@ -62,12 +66,13 @@ class Executor:
             gate: what is on its way into the caches; None for nothing.
 
         Returns:
-            `ModelRunner.prepare`'s: the rows of each sequence where the device deals them anew.
+            [S] int32 rows of each sequence where the device deals them anew, else None.
         """
 
         def prepare() -> np.ndarray | None:
             self._step_start = self.busy_seconds
-            return self._runner.prepare(batch, remap, copies)
+            seqlens_q = self._runner.prepare(batch, remap, copies)
+            return None if seqlens_q is None else seqlens_q.cpu().numpy()
 
         prepared = self._launch(prepare)
 
@@ -88,7 +93,7 @@ class Executor:
         def run() -> StepResult:
             forward.result()
             start = time.perf_counter()
-            result = self._runner.sample(inputs, num_drafting, grammars)
+            result = self._runner.sample(inputs, num_drafting, grammars).fetch()
             seconds = self.busy_seconds - self._step_start + time.perf_counter() - start
             return dataclasses.replace(result, device_ms=1e3 * seconds)
 

@@ -22,15 +22,16 @@ from deepinfer.engine.parts import build_parts
 from deepinfer.engine.prefix_exchange import PrefixExchange
 from deepinfer.engine.prompt_side import PromptSide
 from deepinfer.engine.stats import EngineStats, StatsLogger, draft_reliability
+from deepinfer.engine.stream_executor import QueuedResult, StreamExecutor
 from deepinfer.engine.structured import StructuredRequests
 from deepinfer.engine.summary import StatsSummary
 from deepinfer.engine.swap import HostSwap, measure_copy_rate
 from deepinfer.kv_transfer.connector import KVConnector
 from deepinfer.kv_transfer.entry import EntryLayout
 from deepinfer.outputs import RequestOutput
-from deepinfer.runtime.batch import CacheCopies
-from deepinfer.runtime.model_runner import StepResult
+from deepinfer.runtime.batch import Batch
 from deepinfer.runtime.sequence_bytes import SequenceBytes
+from deepinfer.runtime.step_output import StepResult
 from deepinfer.sampling.calibration import ReliabilityBin
 from deepinfer.sampling_params import SamplingParams
 from deepinfer.settings import Settings
@@ -57,7 +58,11 @@ class LLMEngine:
         self.model_runner = parts.runner
         self.stats = EngineStats(parts.scheduler_config.num_draft_tokens)
         self._builder = parts.builder
-        self._executor = Executor(parts.runner, use_thread=parts.use_async)
+        self._executor: Executor | StreamExecutor = (
+            Executor(parts.runner, use_thread=parts.use_async)
+            if parts.queue is None
+            else StreamExecutor(parts.runner, parts.queue)
+        )
         self._exchange = None
         if parts.prefixes is not None:
             self._exchange = PrefixExchange(
@@ -287,7 +292,7 @@ class LLMEngine:
         return StatsSummary.of(
             self.stats,
             self.core,
-            device_seconds=self.model_runner.timers.seconds,
+            runner=self.model_runner,
             executor=self._executor,
             swap=self._swap,
             grammars=self._structured.thread,
@@ -379,19 +384,19 @@ class LLMEngine:
         with timers.timed("grammar"):
             grammars = structured.step(plan, inputs)
         if inputs.host["is_ratio"].any():
-            idle = self._idle_slots(inputs_of_forward[2], gate)
+            idle = self._idle_slots(inputs_of_forward[0], gate)
             self._executor.run_beside(self.model_runner.draft_scores.release, idle)
         sampled = self._executor.sample(inputs, plan.num_drafting, grammars)
         self._in_flight = _InFlight(plan, sampled, gate)
         if not self._is_async:
             self._results += self._finish(_NOTHING)
 
-    def _idle_slots(self, copies: CacheCopies | None, gate: ArrivalGate | None) -> list[int]:
+    def _idle_slots(self, batch: Batch, gate: ArrivalGate | None) -> list[int]:
         """State slots whose drafts nobody tests any more: free ones, and those that the step in flight fills
         with snapshots, forks and prefixes."""
         slots = [0, *self.core.free_slots().tolist()]  # 0 belongs to nobody; steps that are measured use it
-        if copies is not None:
-            slots += copies.states[:, 1].tolist()
+        if "state_copies" in batch.planned:
+            slots += batch.planned["state_copies"][:, 1].tolist()
         if gate is not None:
             slots += [arrival.slot for arrival in gate.arrivals]
         return slots
@@ -469,5 +474,5 @@ class _InFlight:
     """A launched step."""
 
     plan: Any  # _core.StepPlan
-    result: Future[StepResult]
+    result: Future[StepResult] | QueuedResult[StepResult]
     gate: ArrivalGate | None  # what came into the pools under its forward

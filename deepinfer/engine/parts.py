@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -27,6 +28,7 @@ from deepinfer.checkpoint.token_text import TokenTable
 from deepinfer.checkpoint.tokenizer import Tokenizer
 from deepinfer.config import Arithmetic, CacheConfig, ReplayConfig, SchedulerConfig
 from deepinfer.engine.arg_utils import BLOCK_SIZE, EngineArgs
+from deepinfer.engine.decode_graphs import build_graphs
 from deepinfer.engine.engine_type import EngineType
 from deepinfer.engine.kv_identity import hand_off_identity, kv_identity, prefix_salt
 from deepinfer.engine.memory_plan import MemoryPlan, plan_caches, plan_fixed
@@ -36,6 +38,8 @@ from deepinfer.kv_transfer.prefix import PrefixStore
 from deepinfer.models.base import ModelSpec
 from deepinfer.ops import cpu
 from deepinfer.ops.external_kernels import use_external_kernels
+from deepinfer.platform import open_device
+from deepinfer.platform.base import DeviceQueue
 from deepinfer.runtime.async_batch import NgramVocab
 from deepinfer.runtime.batch_builder import BatchBuilder
 from deepinfer.runtime.cache_layout import CacheLayout
@@ -50,7 +54,8 @@ from deepinfer.sampling.sampler import Sampler
 from deepinfer.settings import Settings
 from deepinfer.structured_output.grammar import Vocabulary
 from deepinfer.utils.logging import get_logger
-from tilelang_ops.common.kernels import target_of, use_library
+from deepinfer.utils.timer import QueueTimers
+from tilelang_ops.common.kernels import use_library
 
 logger = get_logger(__name__)
 
@@ -69,6 +74,7 @@ class EngineParts:
         caches: the pools that the runner reads and writes.
         runner: the device's work.
         builder: turns the core's plans into the runner's inputs.
+        queue: the device's, if it works through one by itself.
         memory_plan: what was allocated, and why.
         identity: who can go on with this engine's sequences, and how their bytes lie, if anybody is to.
         vocabulary: makes what tokens stand for, for grammars.
@@ -89,6 +95,7 @@ class EngineParts:
     caches: Caches
     runner: ModelRunner
     builder: BatchBuilder
+    queue: DeviceQueue | None
     use_async: bool
     use_draft_budget: bool
     identity: tuple[Identity, EntryLayout] | None
@@ -107,7 +114,7 @@ def build_parts(args: EngineArgs, settings: Settings) -> EngineParts:
         ValueError: when arguments or settings contradict each other or the model.
     """
     torch.manual_seed(args.seed)
-    device = _device(settings)
+    device, queue = open_device(settings)
     use_library(_kernel_library(settings))
     use_external_kernels(settings.external_kernels, device)
     if args.is_dummy:
@@ -188,28 +195,46 @@ def build_parts(args: EngineArgs, settings: Settings) -> EngineParts:
     if args.is_dummy:
         fill_with_random_records(caches, args.seed)
         logger.info("emulated\n%s", checkpoint.share.describe(checkpoint.config))
+    sampler = Sampler(
+        spec.vocab_size,
+        banned_token_ids=banned_ids,
+        force_top_k=settings.sampler_force_topk,
+        logprobs_mode=args.logprobs_mode,
+        device=device,
+        fused=queue is not None,
+    )
+    confidence_scale = resolve_confidence_scale(
+        num_drafts,
+        environment=settings.confidence_temperatures,
+        calibration_file=args.calibration_file,
+        checkpoint=checkpoint.config.dspark_sts_temperatures,
+    ).to(device)
     runner = ModelRunner(
         model,
         drafter,
         caches,
-        Sampler(
-            spec.vocab_size,
-            banned_token_ids=banned_ids,
-            force_top_k=settings.sampler_force_topk,
-            logprobs_mode=args.logprobs_mode,
-            device=device,
-        ),
+        sampler,
         num_draft_tokens=num_drafts,
         max_num_seqs=scheduler.max_num_seqs,
-        confidence_scale=resolve_confidence_scale(
-            num_drafts,
-            environment=settings.confidence_temperatures,
-            calibration_file=args.calibration_file,
-            checkpoint=checkpoint.config.dspark_sts_temperatures,
-        ).to(device),
+        confidence_scale=confidence_scale,
         eos_token_id=tokenizer.eos_token_id,
         ngram_vocab=ngram_vocab,
+        is_queued=queue is not None,
     )
+    if queue is not None:
+        runner.timers = QueueTimers(queue.mark)
+        if args.engine_type != EngineType.PROMPT:
+            runner.graphs = build_graphs(
+                settings,
+                queue,
+                model,
+                drafter,
+                caches,
+                sampler,
+                scheduler,
+                confidence_scale,
+                tokenizer.eos_token_id,
+            )
     store, owns_store = args.resolve_kv_store()
     prefixes = identity = None
     if store is not None or args.engine_type != EngineType.NORMAL:
@@ -219,7 +244,8 @@ def build_parts(args: EngineArgs, settings: Settings) -> EngineParts:
     use_draft_budget = settings.use_draft_budget and num_drafts > 0
     if use_draft_budget:
         key = _step_time_key(checkpoint, arithmetic, scheduler, device)
-        core.set_step_times(*_step_times(key, settings, runner, caches, scheduler, spec).for_core())
+        times = _step_times(key, settings, runner, caches, scheduler, spec, queue)
+        core.set_step_times(*times.for_core())
     return EngineParts(
         tokenizer=tokenizer,
         spec=spec,
@@ -231,7 +257,8 @@ def build_parts(args: EngineArgs, settings: Settings) -> EngineParts:
         core=core,
         caches=caches,
         runner=runner,
-        builder=BatchBuilder(core, device, replay.mode),
+        builder=BatchBuilder(core, device, replay.mode, None if queue is None else queue.host_ring()),
+        queue=queue,
         use_async=use_async,
         use_draft_budget=use_draft_budget,
         identity=identity,
@@ -277,6 +304,7 @@ def _step_times(
     caches: Caches,
     scheduler: SchedulerConfig,
     spec: ModelSpec,
+    queue: DeviceQueue | None,
 ) -> StepTimes:
     """The curve of step times: what an earlier start has kept, else measured now."""
     directory = settings.step_time_dir
@@ -285,39 +313,16 @@ def _step_times(
     if times is None:
         sizes = sizes_to_measure(scheduler.max_num_seqs, scheduler.num_draft_tokens)
         context = max(1, min(CONTEXT_TOKENS, scheduler.max_model_len - scheduler.num_draft_tokens - 1))
-        times = measure(SyntheticSteps(runner, caches, spec.max_ngram, context, spec.vocab_size), sizes)
+        steps = SyntheticSteps(runner, caches, spec.max_ngram, context, spec.vocab_size)
+        with contextlib.ExitStack() as stack:
+            if queue is not None:
+                stack.enter_context(queue.launching())
+                stack.enter_context(queue.waiting())
+            times = measure(steps, sizes)
         runner.reset()
         if kept is not None:
             kept.write(key, times)
     return times
-
-
-def _device(settings: Settings) -> torch.device:
-    """Where the engine runs: on torch's current GPU, if it is one that kernels are written for.
-
-    Raises:
-        ValueError: the accelerator that is asked for by name is not there, or nothing is written for it.
-    """
-    wanted = settings.accelerator
-    if wanted == "cpu":
-        return torch.device("cpu")
-    problem = "this engine runs on GPUs and CPUs only so far" if wanted == "ascend" else _gpu_problem()
-    if problem is None:
-        return torch.device("cuda", torch.cuda.current_device())
-    if wanted != "auto":
-        raise ValueError(f"DEEPINFER_ACCELERATOR={wanted}: {problem}; unset it or choose cpu")
-    return torch.device("cpu")
-
-
-def _gpu_problem() -> str | None:
-    """Why no GPU can be used; None when one can."""
-    if not torch.cuda.is_available():
-        return "torch finds no GPU"
-    try:
-        target_of(torch.device("cuda", torch.cuda.current_device()))
-    except ValueError as error:
-        return str(error)
-    return None
 
 
 def _device_bytes(device: torch.device) -> int | None:

@@ -15,11 +15,24 @@ from deepinfer.sampling.calibration import ReliabilityBin
 if TYPE_CHECKING:
     from deepinfer.engine.executor import Executor
     from deepinfer.engine.stats import EngineStats
+    from deepinfer.engine.stream_executor import StreamExecutor
     from deepinfer.engine.swap import HostSwap
+    from deepinfer.runtime.model_runner import ModelRunner
     from deepinfer.structured_output.step import GrammarThread
 
 NEWEST_REQUESTS = 4096  # whose times a summary speaks of
-HOST_SECTIONS = ("store", "transfer", "swap", "grammar", "schedule", "build", "commit", "text")
+HOST_SECTIONS = (
+    "store",
+    "transfer",
+    "swap",
+    "grammar",
+    "schedule",
+    "build",
+    "launch_forward",
+    "launch_sample",
+    "commit",
+    "text",
+)
 DEVICE_SECTIONS = ("forward", "sample", "draft")
 
 
@@ -81,6 +94,7 @@ class StatsSummary:
             stands for the device.
         device_busy_seconds: the device's time in all, with what stands between these sections.
         device_idle_seconds: of the time between two launches of a run, what the device waited for the host.
+        num_graph_steps, num_eager_steps: launched steps whose forward was replayed from a graph, and others.
         num_structured_steps: steps with rows that follow a grammar.
         grammar_seconds: time that matching and masks took; grammar_wait_seconds: for which the device waited,
             the rest was hidden under its work.
@@ -114,6 +128,8 @@ class StatsSummary:
     device_seconds: Mapping[str, float]
     device_busy_seconds: float
     device_idle_seconds: float
+    num_graph_steps: int
+    num_eager_steps: int
     num_structured_steps: int
     grammar_seconds: float
     grammar_wait_seconds: float
@@ -128,8 +144,8 @@ class StatsSummary:
         stats: EngineStats,
         core: Any,
         *,
-        device_seconds: Mapping[str, float],
-        executor: Executor,
+        runner: ModelRunner,
+        executor: Executor | StreamExecutor,
         swap: HostSwap | None,
         grammars: GrammarThread,
         reliability: list[list[ReliabilityBin]],
@@ -160,10 +176,12 @@ class StatsSummary:
             verified_by_position=tuple(stats.verified_by_position.tolist()),
             accepted_by_position=tuple(stats.accepted_by_position.tolist()),
             tokens_per_step=stats.tokens_per_step,
-            host_seconds=dict(stats.timers.seconds),
-            device_seconds=dict(device_seconds),
+            host_seconds={**stats.timers.seconds, **executor.host_timers.seconds},
+            device_seconds=dict(runner.timers.seconds),
             device_busy_seconds=executor.busy_seconds,
             device_idle_seconds=executor.idle_seconds,
+            num_graph_steps=runner.num_graph_steps,
+            num_eager_steps=runner.num_eager_steps,
             num_structured_steps=grammars.num_steps,
             grammar_seconds=grammars.seconds,
             grammar_wait_seconds=grammars.wait_seconds,

@@ -6,8 +6,7 @@ The C++ core writes every array of a part into one buffer; the device sees one c
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -17,8 +16,7 @@ from deepinfer.config import ReplayMode
 from deepinfer.runtime.async_batch import Remap
 from deepinfer.runtime.batch import Batch, CacheCopies
 from deepinfer.sampling.inputs import SamplingInputs
-
-_DTYPES = {"int32": torch.int32, "int64": torch.int64, "float32": torch.float32}
+from deepinfer.utils.host_memory import HostRing, PackedArrays, split
 
 
 class BatchBuilder:
@@ -28,9 +26,17 @@ class BatchBuilder:
         core: the `_core.EngineCore` that made the plans.
         device: where the tensors go.
         replay: what prefills compute of the decoder's part of a prompt.
+        ring: host buffers that copies to the device start in; None to take new memory each time.
     """
 
-    def __init__(self, core: Any, device: torch.device, replay: ReplayMode = ReplayMode.OFF) -> None:
+    def __init__(
+        self,
+        core: Any,
+        device: torch.device,
+        replay: ReplayMode = ReplayMode.OFF,
+        ring: HostRing | None = None,
+    ) -> None:
+        self._ring = ring
         self._core = core
         self._device = device
         self._replay = replay
@@ -40,13 +46,15 @@ class BatchBuilder:
 
         The latter two are None when there is nothing. Call right after the plan was made.
         """
-        host, views = self._views(plan, self._core.batch_layout, self._core.fill_batch)
+        host, views, packed = self._views(plan, self._core.batch_layout, self._core.fill_batch)
         batch = Batch(
             **{name: views[name] for name in Batch.tensor_names()},
             max_seqlen_k=plan.max_seqlen_k,
             is_prefill=plan.is_prefill,
             replay=self._replay,
             host=host if plan.is_prefill else None,  # decode rows may be corrected on the device
+            planned={name: array.numpy() for name, array in host.items()},
+            packed=packed,
         )
         copies = None
         if plan.has_copies:
@@ -68,22 +76,24 @@ class BatchBuilder:
 
     def _views(
         self, plan: Any, layout_of: Callable[[Any], Any], fill: Callable[[Any, Any], None]
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """The arrays by name, on the host and on the device (the same tensors on a CPU)."""
+    ) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor], PackedArrays]:
+        """The arrays by name, on the host and on the device (the same tensors on a CPU), and their buffer.
+
+        The host's are good until the ring comes round, some steps later.
+        """
         layout = layout_of(plan)
-        buffer = torch.empty(layout.nbytes, dtype=torch.uint8)
+        ring, entries = self._ring, layout.entries
+        if ring is None:
+            buffer = torch.empty(layout.nbytes, dtype=torch.uint8)
+        else:
+            buffer = ring.take(layout.nbytes)
         fill(plan, buffer.numpy())
-        host = _split(buffer, layout.entries)
+        host = split(buffer, entries)
         if self._device.type == "cpu":
-            return host, host
-        return host, _split(buffer.to(self._device), layout.entries)
-
-
-def _split(buffer: Tensor, entries: list[tuple[str, str, tuple[int, ...], int]]) -> dict[str, Tensor]:
-    """Views of a byte buffer: (name, dtype, shape, byte offset) each."""
-    views = {}
-    for name, dtype, shape, offset in entries:
-        kind = _DTYPES[dtype]
-        num_bytes = kind.itemsize * math.prod(shape)
-        views[name] = buffer[offset : offset + num_bytes].view(kind).view(shape)
-    return views
+            if ring is not None:
+                ring.copied()
+            return host, host, PackedArrays.of(buffer, entries)
+        device = buffer.to(self._device, non_blocking=ring is not None)
+        if ring is not None:
+            ring.copied()
+        return host, split(device, entries), PackedArrays.of(device, entries)

@@ -14,51 +14,23 @@ from deepinfer.models.base import DraftContext, Drafter, ForwardOutput, LayerGat
 from deepinfer.runtime.async_batch import DeviceStep, NgramVocab, Remap, correct_batch, deal
 from deepinfer.runtime.batch import Batch, CacheCopies
 from deepinfer.runtime.caches import Caches
-from deepinfer.runtime.pending_context import PendingContext
+from deepinfer.runtime.graphs import DecodeGraphs
+from deepinfer.runtime.pending_context import DirectContext, PendingContext
+from deepinfer.runtime.step_output import StepOutput, StepResult
 from deepinfer.sampling.confidence import ConfidenceScale
-from deepinfer.sampling.draft import DraftChooser
+from deepinfer.sampling.draft import DraftChooser, PlainDrafts
 from deepinfer.sampling.inputs import SamplingInputs
 from deepinfer.sampling.ratio import DraftScores, RatioVerifier
-from deepinfer.sampling.sampler import Sampler, SampleResult
-from deepinfer.sampling.verify import drafts_that_stand, leading_run
+from deepinfer.sampling.sampler import RowParameters, Sampler, SampleResult
+from deepinfer.sampling.verify import Verified, verify_decode, verify_prefill
 from deepinfer.structured_output.step import StepGrammars
-from deepinfer.utils.timer import Timers
+from deepinfer.utils.timer import SectionTimers, Timers
+from deepinfer.utils.upload import upload_one
+
+__all__ = ["ModelRunner", "StepOutput", "StepResult"]
 
 # Bytes of float32 logits that a step holds at once; rows beyond are sampled in slices.
 LOGITS_BYTES = 256 << 20
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """What a step decided, on the host; R output rows, S sequences. What nobody asked for is None."""
-
-    token_ids: np.ndarray  # [R] int32
-    faults: np.ndarray  # [R] uint8, 0 where the row is sound
-    logprobs: np.ndarray | None  # [R] float32
-    ranks: np.ndarray | None  # [R] int32
-    top_ids: np.ndarray | None  # [R, K] int32
-    top_logprobs: np.ndarray | None  # [R, K] float32
-    num_emitted: np.ndarray | None = None  # [S] int32, decode steps
-    drafts: np.ndarray | None = None  # [S, k] int32
-    confidences: np.ndarray | None = None  # [S, k] float32
-    confidence_logits: np.ndarray | None = None  # [S, k] float32 raw, where the runner keeps them
-    ends: np.ndarray | None = None  # [R] uint8, 1 where the row's token ends its sequence's grammar
-    device_ms: float = 0.0  # time that the device worked on the step
-
-    def as_arrays(self) -> dict[str, np.ndarray | None]:
-        """Arguments of the core's `commit`."""
-        return {
-            "tokens": self.token_ids,
-            "num_emitted": self.num_emitted,
-            "logprobs": self.logprobs,
-            "ranks": self.ranks,
-            "top_ids": self.top_ids,
-            "top_logprobs": self.top_logprobs,
-            "faults": self.faults,
-            "ends": self.ends,
-            "drafts": self.drafts,
-            "confidences": self.confidences,
-        }
 
 
 class ModelRunner:
@@ -74,10 +46,15 @@ class ModelRunner:
         confidence_scale: [num_draft_tokens] turns the drafter's logits into confidences.
         eos_token_id: the checkpoint's end of sequence.
         ngram_vocab: None when the model hashes no n-grams.
+        is_queued: the device works through a queue: nothing that a step launches may wait for it, so no shape
+            depends on what it computes. The tokens are the same either way.
 
     Attributes:
         draft_scores: what the drafts at hand were drawn from, by state slot.
         keeps_confidence_logits: whether results hold the drafter's raw logits too, for calibration.
+        graphs: replays decode steps; None runs all of them eagerly.
+        timers: the device's time by section.
+        num_graph_steps, num_eager_steps: steps whose forward was replayed, and others.
     """
 
     def __init__(
@@ -92,16 +69,20 @@ class ModelRunner:
         confidence_scale: ConfidenceScale,
         eos_token_id: int,
         ngram_vocab: NgramVocab | None,
+        is_queued: bool = False,
     ) -> None:
         self._model = model
         self._drafter = drafter
-        self._pending = None if drafter is None else PendingContext(drafter, caches)
+        self._pending: PendingContext | DirectContext | None = None
+        if drafter is not None:
+            self._pending = DirectContext(drafter, caches) if is_queued else PendingContext(drafter, caches)
         self._caches = caches
         self._sampler = sampler
         self._num_draft_tokens = num_draft_tokens
         self._confidence_scale = confidence_scale
         self._eos_token_id = eos_token_id
         self._ngram_vocab = ngram_vocab
+        self._is_queued = is_queued
         self.draft_scores = DraftScores(
             caches.slots.shape[0],
             num_draft_tokens,
@@ -112,15 +93,16 @@ class ModelRunner:
         self._batch: Batch | None = None
         self._copies: CacheCopies | None = None
         self._output: ForwardOutput | None = None
+        self._is_replayed = False  # the forward that ran last
         self._last: DeviceStep | None = None  # what the previous step left
         self._watcher: Callable[[Tensor], None] | None = None
         self.keeps_confidence_logits = False
-        self.timers = Timers()
+        self.graphs: DecodeGraphs | None = None
+        self.timers: SectionTimers = Timers()
+        self.num_graph_steps = self.num_eager_steps = 0
 
     @torch.inference_mode()
-    def prepare(
-        self, batch: Batch, remap: Remap | None, copies: CacheCopies | None = None
-    ) -> np.ndarray | None:
+    def prepare(self, batch: Batch, remap: Remap | None, copies: CacheCopies | None = None) -> Tensor | None:
         """Take a step's inputs, and put in what only the device knows.
 
         Args:
@@ -136,7 +118,7 @@ class ModelRunner:
             if remap is not None and self._last is not None:
                 if remap.limits is not None:
                     batch = deal(batch, remap, self._last)
-                    seqlens_q = _host(batch.cu_seqlens_q.diff())
+                    seqlens_q = batch.cu_seqlens_q.diff()
                 batch = correct_batch(batch, remap, self._last, self._ngram_vocab)
             self._batch, self._copies = batch, copies
         return seqlens_q
@@ -146,6 +128,9 @@ class ModelRunner:
         """Launch the backbone on the prepared step, which reads what comes through the gate."""
         batch = self._batch
         assert batch is not None, "forward without prepare"
+        self._is_replayed = gate is None and self.graphs is not None and self.graphs.can_forward(batch)
+        self.num_graph_steps += self._is_replayed
+        self.num_eager_steps += not self._is_replayed
         with self.timers.timed("forward"):
             if self._pending is not None:
                 self._hand_over_slots(batch, self._pending)
@@ -153,9 +138,12 @@ class ModelRunner:
                 self.settle()
             if self._copies is not None:
                 self._caches.copy_slots(self._copies.slots)
-            self._output = self._model.forward(
-                batch, self._caches, want_features=self._drafter is not None, gate=gate
-            )
+            if self._is_replayed:
+                self._output = self.graphs.forward(batch)
+            else:
+                self._output = self._model.forward(
+                    batch, self._caches, want_features=self._drafter is not None, gate=gate
+                )
             if gate is not None:
                 gate.finish()
 
@@ -165,7 +153,7 @@ class ModelRunner:
         inputs: SamplingInputs,
         num_drafting: int | None = None,
         grammars: StepGrammars | None = None,
-    ) -> StepResult:
+    ) -> StepOutput:
         """Choose the tokens of the step whose `forward` ran last, verify its drafts and propose new ones.
 
         Args:
@@ -177,24 +165,29 @@ class ModelRunner:
         batch, output = self._batch, self._output
         assert batch is not None and output is not None, "sample without forward"
         first_drafting = 0 if num_drafting is None else batch.num_seqs - num_drafting
+        is_replayed = self._is_replayed and grammars is None and self.graphs.can_sample(inputs)
+        is_replayed = is_replayed and self._watcher is None
         if inputs.host["is_ratio"].any():
-            self.draft_scores.assign(batch.state_slots.tolist())
+            self.draft_scores.assign(_on_host(batch, "state_slots").tolist())
         with self.timers.timed("sample"):
             ends = None
-            if grammars is not None:
-                inputs = grammars.mask(inputs)
-            chosen = self._choose(output.hidden_states, inputs, self._ratio_verifier(batch, inputs))
-            if grammars is not None:
-                faults, ends = grammars.judge(chosen.token_ids, chosen.faults)
-                chosen = dataclasses.replace(chosen, faults=faults)
-            verified = self._verify(batch, chosen, inputs)
-            if grammars is not None:
-                grammars.advance(verified.emitted, verified.num_emitted)
+            if is_replayed:
+                chosen, verified = self.graphs.sample(inputs)
+            else:
+                if grammars is not None:
+                    inputs = grammars.mask(inputs)
+                chosen = self._choose(output.hidden_states, inputs, self._ratio_verifier(batch, inputs))
+                if grammars is not None:
+                    faults, ends = grammars.judge(chosen.token_ids, chosen.faults)
+                    chosen = dataclasses.replace(chosen, faults=faults)
+                verified = self._verify(batch, chosen, inputs)
+                if grammars is not None:
+                    grammars.advance(verified.emitted, verified.num_emitted)
         drafted = _Drafted(None, None, None)
-        if self._drafter is not None:
+        if self._drafter is not None and not self._is_replayed:  # a replayed forward has taken it in
             with self.timers.timed("draft"):
                 context = self._drafter.context(output.features, output.feature_rows, batch)
-                if first_drafting == 0:
+                if first_drafting == 0 or self._is_queued:
                     self._pending.take_in(context)
                 else:
                     self._put_off(batch, context, first_drafting, self._pending)
@@ -203,20 +196,23 @@ class ModelRunner:
             self._caches.copy_blocks(self._copies.blocks)
         if self._drafter is not None and first_drafting < batch.num_seqs:
             with self.timers.timed("draft"):
-                drafted = self._propose(batch, inputs, verified, grammars, first_drafting)
+                if is_replayed and first_drafting == 0 and self.graphs.can_propose(batch.num_seqs):
+                    drafted = _Drafted(*self.graphs.propose(batch.num_seqs))
+                else:
+                    drafted = self._propose(batch, inputs, verified, grammars, first_drafting)
         self._batch = self._output = self._copies = None
         self._last = DeviceStep(verified.emitted, verified.num_emitted, drafted.tokens, drafted.confidences)
-        return StepResult(
-            token_ids=_host(chosen.token_ids),
-            faults=_host(chosen.faults),
-            logprobs=_host(chosen.logprobs),
-            ranks=_host(chosen.ranks),
-            top_ids=_host(chosen.top_ids),
-            top_logprobs=_host(chosen.top_logprobs),
-            num_emitted=None if batch.is_prefill else _host(verified.num_emitted),
-            drafts=_host(drafted.tokens),
-            confidences=_host(drafted.confidences),
-            confidence_logits=_host(drafted.logits) if self.keeps_confidence_logits else None,
+        return StepOutput(
+            token_ids=chosen.token_ids,
+            faults=chosen.faults,
+            logprobs=chosen.logprobs,
+            ranks=chosen.ranks,
+            top_ids=chosen.top_ids,
+            top_logprobs=chosen.top_logprobs,
+            num_emitted=None if batch.is_prefill else verified.num_emitted,
+            drafts=drafted.tokens,
+            confidences=drafted.confidences,
+            confidence_logits=drafted.logits if self.keeps_confidence_logits else None,
             ends=ends,
         )
 
@@ -235,11 +231,14 @@ class ModelRunner:
         if self._pending is not None:
             self._pending.clear()
         self._batch = self._output = self._copies = self._last = None
-        self.timers.seconds.clear()
+        self.num_graph_steps = self.num_eager_steps = 0
+        self.timers.clear()
         self._caches.counters.reset()
 
-    def _hand_over_slots(self, batch: Batch, pending: PendingContext) -> None:
+    def _hand_over_slots(self, batch: Batch, pending: PendingContext | DirectContext) -> None:
         """Before a forward: no context may wait for a slot that its sequence holds no more."""
+        if pending.is_empty:
+            return
         if self._copies is not None:  # whole slots: nothing of what was in the targets stays
             pending.settle(self._copies.slots[:, 0])
             pending.drop(torch.cat([self._copies.slots[:, 1], self._copies.states[:, 1]]))
@@ -251,7 +250,11 @@ class ModelRunner:
             pending.settle(batch.state_slots[~is_new])
 
     def _put_off(
-        self, batch: Batch, context: DraftContext, first_drafting: int, pending: PendingContext
+        self,
+        batch: Batch,
+        context: DraftContext,
+        first_drafting: int,
+        pending: PendingContext | DirectContext,
     ) -> None:
         """Let the context of a step wait.
 
@@ -280,7 +283,7 @@ class ModelRunner:
     def _choose(self, hidden: Tensor, inputs: SamplingInputs, ratio: RatioVerifier | None) -> SampleResult:
         """The token of every row, the plain sampler's but for ratio requests; few logits exist at once."""
         num_rows = hidden.shape[0]
-        rows = max(1, LOGITS_BYTES // (4 * self._model.spec.vocab_size))
+        rows = rows_at_once(self._model.spec.vocab_size)
         if num_rows <= rows:
             return self._sampler.sample(self._logits(hidden), inputs, ratio)
         parts = []
@@ -297,30 +300,21 @@ class ModelRunner:
             self._watcher(logits)
         return logits
 
-    def _verify(self, batch: Batch, chosen: SampleResult, inputs: SamplingInputs) -> _Verified:
+    def _verify(self, batch: Batch, chosen: SampleResult, inputs: SamplingInputs) -> Verified:
         """Which rows of each sequence stand."""
+        width = self._num_draft_tokens + 1
+        offsets = inputs.row_offsets
         if batch.is_prefill:
-            # The last output row of a sequence whose known tokens end in this chunk draws its next token.
-            # One that ends where a state is kept has no output rows; one that is scored is never cut there.
-            samples = (batch.total_lens == batch.seqlens_k) & (inputs.row_offsets.diff() > 0)
-            final = (inputs.row_offsets[1:] - 1).clamp(min=0)
-            last = torch.nn.functional.pad(chosen.token_ids, (0, 1))[final.long()]  # there may be no row
-            emitted = torch.where(samples, last, 0)[:, None]
-            emitted = torch.nn.functional.pad(emitted, (0, self._num_draft_tokens))
-            return _Verified(emitted, samples.int(), final)
-        stands = drafts_that_stand(chosen.token_ids, inputs.draft_ids, chosen.faults)
-        run = leading_run(stands, inputs.row_offsets)
-        first = inputs.row_offsets[:-1]
-        place = torch.arange(self._num_draft_tokens + 1, dtype=torch.int32, device=first.device)
-        rows = torch.minimum(first[:, None] + place, first[:, None] + run[:, None])
-        emitted = torch.where(place <= run[:, None], chosen.token_ids[rows.long()], 0)
-        return _Verified(emitted, run + 1, first + run)
+            return verify_prefill(chosen.token_ids, batch.total_lens == batch.seqlens_k, offsets, width)
+        return verify_decode(
+            chosen.token_ids, inputs.draft_ids, chosen.faults, offsets, width, fused=self._is_queued
+        )
 
     def _propose(
         self,
         batch: Batch,
         inputs: SamplingInputs,
-        verified: _Verified,
+        verified: Verified,
         grammars: StepGrammars | None,
         first_drafting: int,
     ) -> _Drafted:
@@ -331,24 +325,29 @@ class ModelRunner:
         confidences = torch.zeros(num_seqs, width, device=drafts.device)
         drafted = _Drafted(drafts, confidences, torch.zeros_like(confidences))
         offsets = inputs.host["row_offsets"]
-        # A prefill's sequences with an output row may still be scoring their prompt only.
+        host_seqs = np.arange(first_drafting, num_seqs)
         seqs: Tensor | slice = slice(first_drafting, None)
         if batch.is_prefill:
-            seqs = first_drafting + verified.num_emitted[seqs].nonzero().squeeze(1)
-        first_rows = offsets[1:] - 1 if batch.is_prefill else offsets[:-1]
-        host_seqs = seqs.cpu().numpy() if batch.is_prefill else seqs
-        final = verified.final_rows[seqs].long()
-        if final.shape[0] == 0:
+            # A prefill's sequences with an output row may still be scoring their prompt only.
+            samples = _on_host(batch, "total_lens") == _on_host(batch, "seqlens_k")
+            host_seqs = host_seqs[(samples & (np.diff(offsets) > 0))[first_drafting:]]
+            seqs = upload_one(host_seqs, drafts.device)
+        if host_seqs.shape[0] == 0:
             return drafted
-        chooser = DraftChooser(
-            self._sampler,
-            inputs,
-            first_rows[host_seqs],
-            inputs.token_index[final],
-            batch.state_slots[seqs],
-            self.draft_scores if inputs.host["is_ratio"].any() else None,
-            None if grammars is None else grammars.drafting(np.arange(num_seqs)[host_seqs], inputs.device),
-        )
+        final = verified.final_rows[seqs].long()
+        first_rows = offsets[1:] - 1 if batch.is_prefill else offsets[:-1]
+        if self._is_queued and inputs.is_plain:
+            chooser: PlainDrafts | DraftChooser = PlainDrafts(self._sampler, RowParameters.of(inputs, final))
+        else:
+            chooser = DraftChooser(
+                self._sampler,
+                inputs,
+                first_rows[host_seqs],
+                inputs.token_index[final],
+                batch.state_slots[seqs],
+                self.draft_scores if inputs.host["is_ratio"].any() else None,
+                None if grammars is None else grammars.drafting(host_seqs, inputs.device),
+            )
         last = (verified.num_emitted[seqs] - 1).clamp(min=0).long()
         proposal = self._drafter.propose(
             verified.emitted[seqs].gather(1, last[:, None]).squeeze(1),
@@ -360,20 +359,15 @@ class ModelRunner:
         )
         drafts[seqs] = proposal.tokens
         drafted.logits[seqs] = proposal.confidence_logits
-        estimates = self._confidence_scale.confidences(proposal.confidence_logits)
-        # Nothing behind a drafted end of sequence is worth verifying.
-        ends = proposal.tokens == self._eos_token_id
-        confidences[seqs] = estimates.masked_fill(ends.cumsum(1) - ends.long() > 0, 0.0)
+        confidences[seqs] = self._confidence_scale.before_end(
+            proposal.confidence_logits, proposal.tokens == self._eos_token_id
+        )
         return drafted
 
 
-@dataclass(frozen=True)
-class _Verified:
-    """Outcome of verification; S sequences, k drafts."""
-
-    emitted: Tensor  # [S, k + 1] int32 accepted drafts, then the sampled token; 0 behind
-    num_emitted: Tensor  # [S] int32
-    final_rows: Tensor  # [S] int32 output row that drew the last of them
+def rows_at_once(vocab_size: int) -> int:
+    """Rows whose logits exist at the same time."""
+    return max(1, LOGITS_BYTES // (4 * vocab_size))
 
 
 @dataclass(frozen=True)
@@ -407,5 +401,6 @@ def _concatenate(parts: list[SampleResult]) -> SampleResult:
     return SampleResult(**whole)
 
 
-def _host(tensor: Tensor | None) -> np.ndarray | None:
-    return None if tensor is None else tensor.cpu().numpy()
+def _on_host(batch: Batch, name: str) -> np.ndarray:
+    """An array of the batch as the host planned it."""
+    return batch.planned[name] if batch.planned is not None else getattr(batch, name).cpu().numpy()

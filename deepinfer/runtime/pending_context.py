@@ -36,6 +36,11 @@ class PendingContext:
         self._caches = caches
         self.clear()
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing waits."""
+        return self._size == 0
+
     def clear(self) -> None:
         """Forget everything."""
         self._waiting: DraftContext | None = None  # its first `_size` rows; the others are room
@@ -78,10 +83,7 @@ class PendingContext:
             self._forget(self._owned(state_slots), False)
 
     def _store(self, context: DraftContext) -> None:
-        for start in range(0, max(1, context.positions.shape[0]), MAX_ROWS):
-            rows = slice(start, start + MAX_ROWS)
-            part = context.features[rows], context.positions[rows], context.state_slots[rows]
-            self._drafter.store_context(DraftContext(*part, context.max_length), self._caches)
+        store(self._drafter, context, self._caches)
 
     def _owned(self, state_slots: Tensor | None) -> Tensor:
         """[size] bool: rows that wait for these slots."""
@@ -153,3 +155,35 @@ class PendingContext:
         self._size = places.stop
         if context.max_length > waiting.max_length:
             self._waiting = dataclasses.replace(waiting, max_length=context.max_length)
+
+
+class DirectContext:
+    """The same for a device that works through a queue: everything is taken in at once.
+
+    What can wait there is found by looking at values, for which the host would have to wait, and the work
+    that it saves is little.
+    """
+
+    is_empty = True
+
+    def __init__(self, drafter: Drafter, caches: Caches) -> None:
+        self._drafter = drafter
+        self._caches = caches
+
+    def take_in(self, context: DraftContext) -> None:
+        """Take in the context of a step."""
+        store(self._drafter, context, self._caches)
+
+    def settle(self, state_slots: Tensor | None = None) -> None:
+        """Nothing waits."""
+
+    def clear(self) -> None:
+        """Nothing waits."""
+
+
+def store(drafter: Drafter, context: DraftContext, caches: Caches) -> None:
+    """Let the drafter take in context, some rows at a time."""
+    for start in range(0, max(1, context.positions.shape[0]), MAX_ROWS):
+        rows = slice(start, start + MAX_ROWS)
+        part = context.features[rows], context.positions[rows], context.state_slots[rows]
+        drafter.store_context(DraftContext(*part, context.max_length), caches)

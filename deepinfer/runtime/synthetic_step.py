@@ -6,6 +6,8 @@ data, and a request that gets such a slot or block writes it before it reads it,
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 
 from deepinfer.runtime.batch import Batch
@@ -48,11 +50,14 @@ class SyntheticSteps:
             block_size=self._caches.layout.block_size,
             max_ngram=self._max_ngram,
             vocab_size=self._vocab_size,
+            device=self._caches.slots.device,
         )
         self._runner.prepare(batch, None)
         self._runner.forward()
-        inputs = synthetic_inputs(size.num_seqs, size.num_tokens, self._context_tokens)
-        self._runner.sample(inputs, size.num_seqs if size.is_drafted else 0)
+        inputs = synthetic_inputs(
+            size.num_seqs, size.num_tokens, self._context_tokens, self._caches.slots.device
+        )
+        self._runner.sample(inputs, size.num_seqs if size.is_drafted else 0).fetch()
 
 
 def synthetic_batch(
@@ -65,6 +70,7 @@ def synthetic_batch(
     block_size: int,
     max_ngram: int,
     vocab_size: int,
+    device: torch.device | str = "cpu",
 ) -> Batch:
     """A decode batch of requests with `context_tokens` tokens each; slots and blocks may repeat.
 
@@ -78,7 +84,7 @@ def synthetic_batch(
     blocks_per_seq = -(-length // block_size)
     blocks = torch.arange(num_seqs * blocks_per_seq, dtype=torch.int32) % max(num_blocks - 1, 1) + 1
     lengths = torch.full((num_seqs,), length, dtype=torch.int32)
-    return Batch(
+    batch = Batch(
         input_ids=(torch.arange(num_tokens) * _STRIDE % vocab_size).to(torch.int32),
         positions=context_tokens + torch.arange(width, dtype=torch.int32).repeat(num_seqs),
         row_seq=row_seq,
@@ -94,9 +100,16 @@ def synthetic_batch(
         max_seqlen_k=length,
         is_prefill=False,
     )
+    tensors = {name: getattr(batch, name) for name in Batch.tensor_names()}
+    host = {name: tensor.numpy() for name, tensor in tensors.items()}
+    return dataclasses.replace(
+        batch, **{name: tensor.to(device) for name, tensor in tensors.items()}, planned=host
+    )
 
 
-def synthetic_inputs(num_seqs: int, num_tokens: int, context_tokens: int) -> SamplingInputs:
+def synthetic_inputs(
+    num_seqs: int, num_tokens: int, context_tokens: int, device: torch.device | str = "cpu"
+) -> SamplingInputs:
     """Greedy rows of equal requests; each row tests token 0 as its draft, the last of a request none."""
     width = num_tokens // num_seqs
     draft_ids = torch.zeros(num_seqs, width, dtype=torch.int32)
@@ -114,14 +127,13 @@ def synthetic_inputs(num_seqs: int, num_tokens: int, context_tokens: int) -> Sam
     }
     no_rows = torch.zeros(0, dtype=torch.int32)
     sparse = "penalty_rows penalty_tokens penalty_counts bias_rows bias_tokens ban_rows ban_tokens"
-    return SamplingInputs.from_host(
-        {
-            **arrays,
-            "token_index": places.repeat(num_seqs),
-            "draft_ids": draft_ids.flatten(),
-            "row_offsets": torch.arange(0, num_tokens + 1, width, dtype=torch.int32),
-            **dict.fromkeys([*sparse.split(), "allowed_rows", "allowed_tokens"], no_rows),
-            "bias_values": torch.zeros(0),
-            "allowed_offsets": torch.zeros(1, dtype=torch.int32),
-        }
-    )
+    host = {
+        **arrays,
+        "token_index": places.repeat(num_seqs),
+        "draft_ids": draft_ids.flatten(),
+        "row_offsets": torch.arange(0, num_tokens + 1, width, dtype=torch.int32),
+        **dict.fromkeys([*sparse.split(), "allowed_rows", "allowed_tokens"], no_rows),
+        "bias_values": torch.zeros(0),
+        "allowed_offsets": torch.zeros(1, dtype=torch.int32),
+    }
+    return SamplingInputs.from_host(host, {name: tensor.to(device) for name, tensor in host.items()})

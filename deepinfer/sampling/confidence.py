@@ -43,6 +43,15 @@ class ConfidenceScale:
         """The same on another device."""
         return ConfidenceScale(self.temperatures.to(device), self.offsets.to(device))
 
+    def before_end(self, logits: Tensor, is_end: Tensor) -> Tensor:
+        """Confidences of drafts [n, k], 0 behind a draft that ends the sequence: nothing there is worth it.
+
+        Args:
+            logits: [n, k] float32 raw.
+            is_end: [n, k] bool, the draft is an end of sequence.
+        """
+        return self.confidences(logits).masked_fill(is_end.cumsum(1) - is_end.long() > 0, 0.0)
+
     def confidences(self, logits: Tensor) -> Tensor:
         """[n, k] float32 raw logits -> [n, k] float32 probabilities."""
         return sigmoid((logits / self.temperatures + self.offsets).clamp(-MAX_LOGIT, MAX_LOGIT))

@@ -13,14 +13,14 @@ import dataclasses
 from typing import Protocol
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from deepinfer.sampling.draw import gumbel_argmax
 from deepinfer.sampling.inputs import SamplingInputs, TokenMasks
 from deepinfer.sampling.philox import draft_domain
 from deepinfer.sampling.ratio import DraftScores
-from deepinfer.sampling.sampler import Sampler
+from deepinfer.sampling.sampler import RowParameters, Sampler
+from deepinfer.utils.upload import upload_one
 
 
 class DraftGrammars(Protocol):
@@ -84,11 +84,32 @@ class DraftChooser:
         return self._sampler.sample(logits, inputs, draw_ratio).token_ids
 
 
+class PlainDrafts:
+    """Chooses the tokens of each draft step as `DraftChooser`, for sequences that ask for nothing else.
+
+    Nothing is decided on the host and no shape depends on values, so it can be part of a captured graph.
+
+    Args:
+        sampler: the engine's.
+        rows: [n] parameters of the rows that chose the sequences' newest tokens.
+    """
+
+    def __init__(self, sampler: Sampler, rows: RowParameters) -> None:
+        self._sampler = sampler
+        self._rows = rows
+
+    def __call__(self, step: int, logits: Tensor) -> Tensor:
+        """[n, V] float32 logits of draft `step` (0, 1, ...) -> [n] int32 tokens."""
+        rows = self._rows
+        rows = dataclasses.replace(rows, token_index=rows.token_index + (1 + step))
+        return self._sampler.choose(logits, rows)[0]
+
+
 def _first_rows_only(inputs: SamplingInputs, rows: np.ndarray) -> SamplingInputs:
     """The given rows, renumbered from 0, that ask for nothing but a token."""
     taken = inputs.take(rows)
     count = rows.shape[0]
     minus_one = np.full(count, -1, dtype=np.int32)
     neutral = {"num_logprobs": minus_one, "forced": minus_one, "draft_ids": minus_one}
-    device = {name: torch.from_numpy(value).to(inputs.device) for name, value in neutral.items()}
+    device = {name: upload_one(value, inputs.device) for name, value in neutral.items()}
     return dataclasses.replace(taken, **device, host={**taken.host, **neutral})

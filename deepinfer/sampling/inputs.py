@@ -11,10 +11,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from deepinfer.utils.host_memory import PackedArrays
+from deepinfer.utils.upload import upload, upload_one
 
 # Sparse groups: the array that names the row, then the arrays of the same length.
 _TRIPLETS = (
@@ -22,7 +26,7 @@ _TRIPLETS = (
     ("bias_rows", "bias_tokens", "bias_values"),
     ("ban_rows", "ban_tokens"),
 )
-_OTHERS = ("host", "masks")  # fields that are no array of the core
+_OTHERS = ("host", "masks", "packed")  # fields that are no array of the core
 _DENSE = (
     "seeds",
     "token_index",
@@ -60,8 +64,8 @@ class TokenMasks:
         if not masks:
             return None
         rows = np.fromiter(masks, dtype=np.int32)
-        words = torch.from_numpy(np.stack(list(masks.values())))
-        return cls(torch.from_numpy(rows).to(device), words.to(device), rows)
+        words = np.stack(list(masks.values()))
+        return cls(upload_one(rows, device), upload_one(words, device), rows)
 
     def slice(self, start: int, stop: int) -> TokenMasks | None:
         """Those of the rows start ... stop - 1, renumbered from 0."""
@@ -108,21 +112,26 @@ class SamplingInputs:
 
     host: Mapping[str, np.ndarray]  # the same arrays on the host
     masks: TokenMasks | None = None  # of rows that follow a grammar
+    packed: PackedArrays | None = None  # the same arrays in one buffer; None where they have been changed
 
     @classmethod
     def from_host(
-        cls, host: Mapping[str, Tensor], device: Mapping[str, Tensor] | None = None
+        cls,
+        host: Mapping[str, Tensor],
+        device: Mapping[str, Tensor] | None = None,
+        packed: PackedArrays | None = None,
     ) -> SamplingInputs:
         """Builds the record from the arrays of one step.
 
         Args:
             host: every tensor field by name, in host memory.
             device: the same arrays on the device that samples; the host's own when None.
+            packed: the device's arrays in their buffer.
         """
         names = [f.name for f in dataclasses.fields(cls) if f.name not in _OTHERS]
         arrays = {name: host[name].numpy() for name in names}
         tensors = host if device is None else device
-        return cls(**{name: tensors[name] for name in names}, host=arrays)
+        return cls(**{name: tensors[name] for name in names}, host=arrays, packed=packed)
 
     @property
     def num_rows(self) -> int:
@@ -132,9 +141,22 @@ class SamplingInputs:
     def device(self) -> torch.device:
         return self.seeds.device
 
+    @cached_property
+    def is_plain(self) -> bool:
+        """Whether no row asks for more than temperature, truncation and a seed."""
+        host = self.host
+        sparse = ("penalty_rows", "bias_rows", "ban_rows", "allowed_rows")
+        return (
+            self.masks is None
+            and not any(host[name].shape[0] for name in sparse)
+            and not (host["num_logprobs"] >= 0).any()
+            and not (host["forced"] >= 0).any()
+            and not host["is_ratio"].any()
+        )
+
     def rows_where(self, mask: np.ndarray) -> Tensor:
         """Indices of the rows in a host mask [R] bool, as an int64 tensor on the sampling device."""
-        return torch.from_numpy(np.flatnonzero(mask)).to(self.device, non_blocking=True)
+        return upload_one(np.flatnonzero(mask), self.device)
 
     def slice(self, start: int, stop: int) -> SamplingInputs:
         """The rows start ... stop - 1, renumbered from 0, so that few logits need to exist at once.
@@ -174,9 +196,9 @@ class SamplingInputs:
         """The same, but that some rows ban no token."""
         kept = np.flatnonzero(~np.isin(self.host["ban_rows"], list(rows)))
         host = {**self.host, **{name: self.host[name][kept] for name in ("ban_rows", "ban_tokens")}}
-        index = torch.from_numpy(kept).to(self.device)
+        index = upload_one(kept, self.device)
         return dataclasses.replace(
-            self, ban_rows=self.ban_rows[index], ban_tokens=self.ban_tokens[index], host=host
+            self, ban_rows=self.ban_rows[index], ban_tokens=self.ban_tokens[index], host=host, packed=None
         )
 
     def take(self, rows: np.ndarray) -> SamplingInputs:
@@ -199,5 +221,5 @@ class SamplingInputs:
         host["allowed_offsets"] = np.cumsum([0, *map(len, lists)], dtype=np.int32)
         host["allowed_tokens"] = np.concatenate([*lists, np.empty(0, np.int32)]).astype(np.int32)
         host["row_offsets"] = np.arange(rows.shape[0] + 1, dtype=np.int32)
-        device = {name: torch.from_numpy(array).to(self.device) for name, array in host.items()}
+        device = dict(zip(host, upload(list(host.values()), self.device), strict=True))
         return SamplingInputs(**device, host=host)

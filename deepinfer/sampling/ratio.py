@@ -13,11 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from deepinfer.sampling.inputs import SamplingInputs
 from deepinfer.sampling.verify import ratio_verify
+from deepinfer.utils.upload import upload
 
 # Scores that a verification holds at once as float64; more rows are tested in slices.
 SLICE_BYTES = 64 << 20
@@ -67,7 +69,8 @@ class DraftScores:
             self._row_of[slot] = self._free.pop()
         if new:
             rows = [self._row_of[slot] for slot in new]
-            self._rows[new] = torch.tensor(rows, dtype=torch.int64, device=self._device)
+            index, values = upload([np.array(new), np.array(rows)], self._rows.device)
+            self._rows[index] = values
 
     def keep(self, slots: Tensor, step: int, scores: Tensor) -> None:
         """Remember [n, V] float32 scores of draft `step` (0, 1, ...) of the sequences in n distinct slots."""

@@ -18,6 +18,7 @@ from deepinfer.sampling.draw import gumbel_argmax
 from deepinfer.sampling.inputs import SamplingInputs
 from deepinfer.sampling.logits import edit_logits, truncate
 from deepinfer.sampling.logprobs import Logprobs, LogprobsMode, gather_logprobs
+from tilelang_ops.sampling import sample_tokens
 
 
 class Fault(IntEnum):
@@ -45,6 +46,28 @@ class SampleResult:
     top_logprobs: Tensor | None  # [R, K] float32
 
 
+@dataclass(frozen=True)
+class RowParameters:
+    """What rows without further wishes need; fields of `SamplingInputs`, [R] each."""
+
+    inv_temperature: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    min_p: Tensor
+    seeds: Tensor
+    token_index: Tensor
+
+    @classmethod
+    def of(cls, inputs: SamplingInputs, rows: Tensor | None = None) -> RowParameters:
+        """Those of all rows, or of the rows [n] int64."""
+        values = (getattr(inputs, name) for name in cls.__dataclass_fields__)
+        return cls(*(value if rows is None else value.index_select(0, rows) for value in values))
+
+    def slice(self, start: int, stop: int) -> RowParameters:
+        """Those of the rows start ... stop - 1."""
+        return RowParameters(*(getattr(self, name)[start:stop] for name in self.__dataclass_fields__))
+
+
 class Sampler:
     """Samples with the settings that all requests of an engine share."""
 
@@ -56,6 +79,7 @@ class Sampler:
         force_top_k: int = 0,
         logprobs_mode: LogprobsMode | str = LogprobsMode.RAW,
         device: torch.device | str = "cpu",
+        fused: bool = False,
     ) -> None:
         """Prepares the masks.
 
@@ -65,6 +89,8 @@ class Sampler:
             force_top_k: upper bound of every random row's top-k; 0 means none.
             logprobs_mode: what reported log-probabilities mean.
             device: where the logits live.
+            fused: choose the tokens of all rows by one operator (`sample_tokens`), as a GPU does it; the
+                tokens are the same either way.
 
         Raises:
             ValueError: an id outside the vocabulary, nothing left to sample, or an unknown mode.
@@ -82,8 +108,10 @@ class Sampler:
         self._vocab_size = vocab_size
         self._force_top_k = min(force_top_k, vocab_size)
         self._mode = LogprobsMode(logprobs_mode)
-        self._banned = None
+        self._fused = fused
+        self._banned = self._banned_ids = None
         if ids:
+            self._banned_ids = torch.tensor(ids).to(device)
             self._banned = torch.zeros(vocab_size, dtype=torch.bool)
             self._banned[ids] = True
             self._banned = self._banned.to(device)
@@ -104,9 +132,14 @@ class Sampler:
         """
         assert logits.dtype == torch.float32, f"{logits.dtype=}"
         assert logits.shape == (inputs.num_rows, self._vocab_size), f"{logits.shape=} {inputs.num_rows=}"
-        plan = _plan_rows(inputs, self._vocab_size, self._force_top_k, self._mode, draw_ratio is not None)
+        plan = _plan_rows(
+            inputs, self._vocab_size, self._force_top_k, self._mode, draw_ratio is not None, self._fused
+        )
         edited = edit_logits(logits, inputs, self._banned)
-        best, token_ids = _first_max(edited)
+        if self._fused:
+            token_ids, best = self._sample_tokens(edited, RowParameters.of(inputs))
+        else:
+            best, token_ids = _first_max(edited)
 
         shaped = (
             edited if plan.needs_scores else None
@@ -119,9 +152,10 @@ class Sampler:
                     top_k = torch.where(top_k < 0, self._force_top_k, top_k.clamp(max=self._force_top_k))
                 scores = truncate(scores, top_k, inputs.top_p[rows], inputs.min_p[rows], out=scores)
             if is_ratio:
-                token_ids[rows] = draw_ratio(scores, rows)
+                drawn = draw_ratio(scores, rows)
             else:
-                token_ids[rows] = gumbel_argmax(scores, inputs.seeds[rows], inputs.token_index[rows])
+                drawn = gumbel_argmax(scores, inputs.seeds[rows], inputs.token_index[rows])
+            token_ids[rows] = drawn.to(token_ids.dtype)
             if shaped is not None:
                 shaped = shaped.clone() if shaped is edited else shaped
                 shaped[rows] = scores
@@ -130,12 +164,44 @@ class Sampler:
         faults = _find_faults(logits, best, forced)
         choice = token_ids
         if forced is not None:
-            choice = torch.where(forced, inputs.forced.long(), choice)
+            choice = torch.where(forced, inputs.forced.to(choice.dtype), choice)
         choice = torch.where(faults == Fault.NONE, choice, 0)
         found = None
         if plan.logprob_rows is not None:
             found = self._logprobs(logits, edited, shaped, token_ids, choice, inputs, plan)
         return _result(choice, faults, found, plan, inputs.num_rows)
+
+    def choose(self, logits: Tensor, rows: RowParameters) -> tuple[Tensor, Tensor]:
+        """The tokens of rows without further wishes, by operators of fixed shapes and nothing on the host.
+
+        Args:
+            logits: [R, V] float32, its to change.
+            rows: parameters of the R rows.
+
+        Returns:
+            token_ids [R] int32, 0 for faulty rows; faults [R] uint8.
+        """
+        outside = None  # the largest logit of the banned tokens
+        if self._banned_ids is not None:
+            outside = logits.index_select(1, self._banned_ids).amax(dim=-1)
+            logits.index_fill_(1, self._banned_ids, -torch.inf)
+        token_ids, best = self._sample_tokens(logits, rows)
+        raw = best if outside is None else torch.maximum(best, outside)
+        return self._settle(token_ids, raw, best)
+
+    def _settle(self, token_ids: Tensor, raw: Tensor, best: Tensor) -> tuple[Tensor, Tensor]:
+        faults = torch.where(best == -torch.inf, int(Fault.NO_TOKEN), int(Fault.NONE))
+        faults = torch.where(raw.abs() < torch.inf, faults, int(Fault.NUMERICS)).to(torch.uint8)
+        return torch.where(faults == 0, token_ids, 0), faults
+
+    def _sample_tokens(self, logits: Tensor, rows: RowParameters) -> tuple[Tensor, Tensor]:
+        """[R] int32 tokens and [R] float32 largest logits."""
+        top_k = rows.top_k
+        if self._force_top_k:
+            top_k = torch.where(top_k < 0, self._force_top_k, top_k.clamp(max=self._force_top_k))
+        return sample_tokens(
+            logits, rows.inv_temperature, top_k, rows.top_p, rows.min_p, rows.seeds, rows.token_index
+        )
 
     def _logprobs(
         self,
@@ -159,7 +225,7 @@ class Sampler:
             greedy = inputs.inv_temperature[rows, None] == 0
             ids = torch.arange(scores.shape[1], device=scores.device)
             scores = scores.masked_fill(greedy & (ids != drawn[rows, None]), -torch.inf)
-        return gather_logprobs(scores, choice[rows], plan.num_top)
+        return gather_logprobs(scores, choice[rows].long(), plan.num_top)
 
 
 @dataclass(frozen=True)
@@ -174,7 +240,12 @@ class _RowPlan:
 
 
 def _plan_rows(
-    inputs: SamplingInputs, vocab_size: int, force_top_k: int, mode: LogprobsMode, knows_ratio: bool
+    inputs: SamplingInputs,
+    vocab_size: int,
+    force_top_k: int,
+    mode: LogprobsMode,
+    knows_ratio: bool,
+    is_fused: bool,
 ) -> _RowPlan:
     host = inputs.host
     wants = host["num_logprobs"] >= 0
@@ -194,6 +265,8 @@ def _plan_rows(
             for mask, is_cut, _ in groups
             for is_ratio in (False, True)
         ]
+    if is_fused and not needs_scores:  # all others are drawn at once
+        groups = [group for group in groups if group[2]]
     return _RowPlan(
         random=[(inputs.rows_where(mask), *flags) for mask, *flags in groups if mask.any()],
         logprob_rows=inputs.rows_where(wants) if wants.any() else None,

@@ -14,11 +14,68 @@ The flag of a request picks draw and test together: the two do not mix. Greedy r
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from deepinfer.sampling.draw import gumbel_argmax
 from deepinfer.sampling.philox import Domain, pair_words, uniform
+from tilelang_ops.sampling import accept_drafts
+
+
+@dataclass(frozen=True)
+class Verified:
+    """Outcome of verification; S sequences, at most `width` tokens each."""
+
+    emitted: Tensor  # [S, width] int32 accepted drafts, then the sampled token; 0 behind
+    num_emitted: Tensor  # [S] int32
+    final_rows: Tensor  # [S] int32 output row that drew the last of them
+
+
+def verify_decode(
+    token_ids: Tensor,
+    draft_ids: Tensor,
+    faults: Tensor,
+    row_offsets: Tensor,
+    width: int,
+    *,
+    fused: bool = False,
+) -> Verified:
+    """What each sequence of a decode step emits.
+
+    Args:
+        token_ids, draft_ids, faults: [R] as for `drafts_that_stand`.
+        row_offsets: [S + 1] int32; every sequence has a row.
+        width: most tokens that a sequence emits.
+        fused: by one operator; the outcome is the same.
+    """
+    if fused:
+        return Verified(*accept_drafts(token_ids, draft_ids, faults, row_offsets, width))
+    run = leading_run(drafts_that_stand(token_ids, draft_ids, faults), row_offsets)
+    first = row_offsets[:-1]
+    place = torch.arange(width, dtype=torch.int32, device=first.device)
+    rows = torch.minimum(first[:, None] + place, first[:, None] + run[:, None])
+    emitted = torch.where(place <= run[:, None], token_ids[rows.long()], 0)
+    return Verified(emitted, run + 1, first + run)
+
+
+def verify_prefill(token_ids: Tensor, is_last: Tensor, row_offsets: Tensor, width: int) -> Verified:
+    """What each sequence of a prefill emits: the token of its last output row, if its known tokens end there.
+
+    A sequence that ends where a state is kept has no output rows; one that is scored is never cut there.
+
+    Args:
+        token_ids: [R] int32.
+        is_last: [S] bool, the step holds the last known token of the sequence.
+        row_offsets: [S + 1] int32.
+        width: columns of `emitted`.
+    """
+    samples = is_last & (row_offsets.diff() > 0)
+    final = (row_offsets[1:] - 1).clamp(min=0)
+    last = torch.nn.functional.pad(token_ids, (0, 1))[final.long()]  # there may be no row
+    emitted = torch.where(samples, last, 0)[:, None]
+    return Verified(torch.nn.functional.pad(emitted, (0, width - 1)), samples.int(), final)
 
 
 def leading_run(passed: Tensor, row_offsets: Tensor) -> Tensor:

@@ -28,3 +28,8 @@ def upload(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
         whole[start : start + array.nbytes].view(torch.from_numpy(array).dtype).view(array.shape)
         for start, array in zip(starts, arrays, strict=True)
     ]
+
+
+def upload_one(array: np.ndarray, device: torch.device) -> Tensor:
+    """`upload` of one array."""
+    return upload([array], device)[0]

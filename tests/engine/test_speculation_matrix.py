@@ -16,6 +16,7 @@ import torch
 
 from deepinfer.runtime import model_runner
 from deepinfer.runtime.batch_builder import BatchBuilder
+from deepinfer.sampling import verify
 from tests.engine import matrix
 from tests.engine.matrix import Cell
 
@@ -72,7 +73,7 @@ def noise_of_the_next_token() -> Any:
 
 def one_draft_accepted_wrongly() -> Any:
     """The first refused draft of a step stands."""
-    original = model_runner.drafts_that_stand
+    original = verify.drafts_that_stand
 
     def test(token_ids: Any, draft_ids: Any, faults: Any) -> Any:
         passed = original(token_ids, draft_ids, faults)
@@ -80,19 +81,19 @@ def one_draft_accepted_wrongly() -> Any:
         passed[refused[:1]] = True
         return passed
 
-    return mock.patch.object(model_runner, "drafts_that_stand", test)
+    return mock.patch.object(verify, "drafts_that_stand", test)
 
 
 def one_draft_more_emitted() -> Any:
     """The first sequence of a step keeps one row too many."""
-    original = model_runner.leading_run
+    original = verify.leading_run
 
     def run(passed: Any, row_offsets: Any) -> Any:
         count = original(passed, row_offsets)
         count[0] = torch.minimum(count[0] + 1, row_offsets[1] - row_offsets[0] - 1)
         return count
 
-    return mock.patch.object(model_runner, "leading_run", run)
+    return mock.patch.object(verify, "leading_run", run)
 
 
 @contextmanager

@@ -1,0 +1,139 @@
+"""NVIDIA devices: which one, its queues, and the cores next to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+import torch
+from torch import Tensor
+
+from deepinfer.platform.base import GraphMemoryError
+from deepinfer.utils.host_memory import HostRing
+from deepinfer.utils.numa import bind_near
+from deepinfer.utils.sync_guard import SyncGuard
+from tilelang_ops.common.kernels import target_of
+
+RING_SIZE = 8  # two buffers for each step, of which two are under way
+
+
+def problem() -> str | None:
+    """Why no GPU can be used; None when one can."""
+    if not torch.cuda.is_available():
+        return "torch finds no GPU"
+    try:
+        target_of(torch.device("cuda", torch.cuda.current_device()))
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def bind_cores(device: torch.device) -> set[int] | None:
+    """Bind the process to the cores near a device; None when they are not known."""
+    properties = torch.cuda.get_device_properties(device)
+    domain, bus, place = (getattr(properties, f"pci_{name}_id") for name in ("domain", "bus", "device"))
+    return bind_near(f"{domain:04x}:{bus:02x}:{place:02x}.0")
+
+
+class CudaQueue:
+    """A stream for the steps and one for copies to the host; a `DeviceQueue`.
+
+    Args:
+        device: a CUDA device.
+        guard: watches over launches.
+    """
+
+    def __init__(self, device: torch.device, guard: SyncGuard) -> None:
+        self.device = device
+        self._guard = guard
+        self.stream = self._stream = torch.cuda.Stream(device)
+        self._copies = torch.cuda.Stream(device)
+        self._last_fetch: torch.cuda.Event | None = None
+        self._stream.wait_stream(torch.cuda.current_stream(device))  # what was loaded before
+
+    @contextmanager
+    def launching(self) -> Iterator[None]:
+        with torch.cuda.stream(self._stream), self._guard.forbid():
+            yield
+
+    def waiting(self) -> AbstractContextManager[None]:
+        return self._guard.allow()
+
+    def host_ring(self) -> HostRing:
+        def allocate(num_bytes: int) -> Tensor:
+            return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+
+        return HostRing(RING_SIZE, allocate, self.mark)
+
+    def capture(self) -> GraphCapture:
+        return GraphCapture(self)
+
+    def mark(self) -> _StreamMark:
+        return _StreamMark(self._stream)
+
+    def fetch(self, tensors: list[Tensor]) -> tuple[list[Tensor], torch.cuda.Event]:
+        self._copies.wait_stream(self._stream)
+        done = torch.cuda.Event()
+        with torch.cuda.stream(self._copies):
+            copies = []
+            for tensor in tensors:
+                copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+                copies.append(copy.copy_(tensor, non_blocking=True))
+                tensor.record_stream(self._copies)  # its memory is not given away before
+            done.record()
+        self._last_fetch = done
+        return copies, done
+
+    def hold_for_fetches(self) -> None:
+        if self._last_fetch is not None:
+            self._stream.wait_event(self._last_fetch)
+
+    def drain(self) -> None:
+        self._stream.synchronize()
+        self._copies.synchronize()
+
+
+class _StreamMark:
+    """An event of one stream."""
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self._stream = stream
+        self._event = torch.cuda.Event(enable_timing=True)
+
+    def record(self) -> None:
+        self._event.record(self._stream)
+
+    def query(self) -> bool:
+        return self._event.query()
+
+    def synchronize(self) -> None:
+        self._event.synchronize()
+
+    def elapsed_time(self, end: _StreamMark) -> float:
+        return self._event.elapsed_time(end._event)
+
+
+class GraphCapture:
+    """Makes graphs of a queue's launches, in one pool of memory; a `Capture`.
+
+    Their launches run one after the other, so what one needs between its own kernels another may use as well.
+    """
+
+    def __init__(self, queue: CudaQueue) -> None:
+        self._stream = queue.stream
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, work: Callable[[], None], name: str) -> Callable[[], None]:
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.stream(self._stream):
+                work()  # compiles kernels, and lets everything grow that grows
+                self._stream.synchronize()
+                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+                try:
+                    work()
+                finally:
+                    graph.capture_end()
+        except torch.OutOfMemoryError as error:
+            raise GraphMemoryError(name) from error
+        return graph.replay

@@ -1,0 +1,291 @@
+"""Graphs: decode steps that are captured once and replayed with one launch.
+
+    forward   rows, bound    backbone, and the drafter's context; its hidden states stay in a buffer
+    sample    rows           head, tokens, verification: for steps whose rows ask for nothing special
+    draft     sequences      the drafter's proposal for all sequences of such a step
+
+A step takes the smallest sizes that hold it; the rest is padding that writes to slot 0 and block 0. What a
+forward costs depends on its rows, and on the longest context through the width of its index scores, hence a
+few bounds for that. All graphs read the same buffers and share one pool of memory.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from deepinfer.models.base import Drafter, ForwardOutput, Model
+from deepinfer.platform.base import Capture
+from deepinfer.runtime.batch import Batch
+from deepinfer.runtime.caches import Caches
+from deepinfer.runtime.graph_sizes import fitting, sizes_worth_having
+from deepinfer.runtime.pending_context import store
+from deepinfer.runtime.step_buffers import StepBuffers
+from deepinfer.sampling.confidence import ConfidenceScale
+from deepinfer.sampling.draft import PlainDrafts
+from deepinfer.sampling.inputs import SamplingInputs
+from deepinfer.sampling.sampler import RowParameters, Sampler, SampleResult
+from deepinfer.sampling.verify import Verified, verify_decode
+from deepinfer.utils.logging import get_logger
+
+logger = get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class GraphSizes:
+    """What is captured, ascending each.
+
+    Attributes:
+        rows: query rows of a forward.
+        bounds: tokens of the longest sequence.
+        drafting: sequences of a proposal; empty to propose eagerly.
+        is_chosen: the rows are what was asked for; else those that are worth it are found by measuring.
+    """
+
+    rows: Sequence[int]
+    bounds: Sequence[int]
+    drafting: Sequence[int]
+    is_chosen: bool = False
+
+
+class DecodeGraphs:
+    """Captured decode steps of a model.
+
+    Args:
+        model, drafter, caches, sampler, confidence_scale, eos_token_id: the runner's.
+        num_draft_tokens: drafts of a proposal.
+        max_num_seqs: sequences of a step.
+        rows_at_once: rows whose logits exist at the same time.
+        capture: makes a graph.
+        sizes: what to capture.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        drafter: Drafter | None,
+        caches: Caches,
+        sampler: Sampler,
+        *,
+        confidence_scale: ConfidenceScale,
+        eos_token_id: int,
+        num_draft_tokens: int,
+        max_num_seqs: int,
+        rows_at_once: int,
+        capture: Capture,
+        sizes: GraphSizes,
+    ) -> None:
+        self._model = model
+        self._drafter = drafter
+        self._caches = caches
+        self._sampler = sampler
+        self._confidence_scale = confidence_scale
+        self._eos_token_id = eos_token_id
+        self._num_draft_tokens = num_draft_tokens
+        self._max_num_seqs = max_num_seqs
+        self._rows_at_once = rows_at_once
+        self._capture = capture
+        self.sizes = sizes
+        device = caches.slots.device
+        self._block_size = caches.layout.block_size
+        self._buffers = StepBuffers(
+            sizes.rows[-1], max_num_seqs, model.spec.max_ngram, self._num_blocks(sizes.bounds[-1]), device
+        )
+        rows, seqs, width = sizes.rows[-1], max_num_seqs + 1, num_draft_tokens
+        integers = {"dtype": torch.int32, "device": device}
+        self._hidden: Tensor | None = None  # [max rows, hidden], made by the first forward
+        self._tokens = torch.zeros(rows, **integers)
+        self._faults = torch.zeros(rows, dtype=torch.uint8, device=device)
+        self._verified = Verified(
+            torch.zeros(seqs, width + 1, **integers),
+            torch.ones(seqs, **integers),
+            torch.zeros(seqs, **integers),
+        )
+        self._drafts = torch.zeros(seqs, width, **integers)
+        self._confidences = torch.zeros(seqs, width, device=device)
+        self._confidence_logits = torch.zeros(seqs, width, device=device)
+        self._forwards: dict[tuple[int, int], _Forward] = {}
+        self._samples: dict[int, Callable[[], None]] = {}
+        self._proposals: dict[int, Callable[[], None]] = {}
+        self._current = (0, 0, 0)  # rows of the newest forward's graph, rows and sequences of the step
+
+    @torch.inference_mode()
+    def build(self, measure: Callable[[int], float] | None = None) -> None:
+        """Capture everything, from the largest to the smallest.
+
+        Args:
+            measure: milliseconds of a step with so many rows and the shortest bound, by `forward`; None keeps
+                all sizes.
+        """
+        bounds, rows = list(self.sizes.bounds), list(self.sizes.rows)
+        self._capture_forwards(bounds[-1:], rows[-1:])  # the largest one of all makes the room
+        self._capture_forwards(bounds[:1], rows)
+        if measure is not None and not self.sizes.is_chosen:
+            rows = sizes_worth_having({size: measure(size) for size in rows})
+            self._forwards = {key: graph for key, graph in self._forwards.items() if key[0] in rows}
+            self.sizes = dataclasses.replace(self.sizes, rows=rows)
+        self._capture_forwards(bounds, rows)
+        for size in reversed(rows):
+            self._samples[size] = self._capture(lambda size=size: self._sample(size), f"sampling {size} rows")
+        if self._drafter is not None:
+            for size in reversed(self.sizes.drafting):
+                self._proposals[size] = self._capture(
+                    lambda size=size: self._propose(size), f"drafts of {size} sequences"
+                )
+        logger.info(
+            "captured %d forwards (rows %s, context %s), %d samplings, %d proposals",
+            len(self._forwards),
+            rows,
+            bounds,
+            len(self._samples),
+            len(self._proposals),
+        )
+
+    def can_forward(self, batch: Batch) -> bool:
+        """Whether a forward of this batch can be replayed."""
+        sizes = self.sizes
+        return (
+            not batch.is_prefill
+            and batch.num_seqs <= self._max_num_seqs
+            and batch.output_rows.shape[0] == batch.num_rows
+            and batch.num_rows <= sizes.rows[-1]
+            and self._bound(batch) is not None
+        )
+
+    def forward(self, batch: Batch) -> ForwardOutput:
+        """Replay the backbone on a batch; the drafter has then taken in its context."""
+        rows = fitting(self.sizes.rows, batch.num_rows)
+        bound = self._bound(batch)
+        assert rows is not None and bound is not None, f"{batch.num_rows=} {batch.max_seqlen_k=}"
+        self._buffers.put_batch(batch, self._num_seqs(rows), self._num_blocks(bound))
+        self._current = (rows, batch.num_rows, batch.num_seqs)
+        graph, counters = self._forwards[rows, bound], self._caches.counters
+        before = dataclasses.asdict(counters)
+        graph.replay()
+        for name, count in before.items():  # whatever a replay itself counts
+            setattr(counters, name, count + graph.counted[name])
+        return ForwardOutput(self._hidden[: batch.num_rows])
+
+    def can_sample(self, inputs: SamplingInputs) -> bool:
+        """Whether the rows behind the newest forward can be sampled by a graph."""
+        return inputs.is_plain and inputs.num_rows == self._current[1]
+
+    def sample(self, inputs: SamplingInputs) -> tuple[SampleResult, Verified]:
+        """Replay head, sampling and verification behind the newest forward."""
+        rows, num_rows, num_seqs = self._current
+        self._buffers.put_sampling(inputs)
+        self._samples[rows]()
+        chosen = SampleResult(self._tokens[:num_rows], self._faults[:num_rows], None, None, None, None)
+        parts = self._verified
+        return chosen, Verified(
+            parts.emitted[:num_seqs], parts.num_emitted[:num_seqs], parts.final_rows[:num_seqs]
+        )
+
+    def can_propose(self, num_seqs: int) -> bool:
+        """Whether a graph proposes drafts for so many sequences."""
+        return fitting(self.sizes.drafting, num_seqs) is not None
+
+    def propose(self, num_seqs: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Replay the proposal behind the newest `sample`: drafts, confidences, their logits, [S, k] each."""
+        self._proposals[fitting(self.sizes.drafting, num_seqs)]()
+        return tuple(part[:num_seqs] for part in (self._drafts, self._confidences, self._confidence_logits))
+
+    def _capture_forwards(self, bounds: Sequence[int], rows: Sequence[int]) -> None:
+        for bound in reversed(bounds):
+            for size in reversed(rows):
+                if (size, bound) not in self._forwards:
+                    self._forwards[size, bound] = self._capture_forward(size, bound)
+
+    def _capture_forward(self, rows: int, bound: int) -> _Forward:
+        counters = self._caches.counters
+        before = dataclasses.asdict(counters)
+        replay = self._capture(
+            lambda: self._forward(rows, bound), f"a forward of {rows} rows and {bound} tokens of context"
+        )
+        after = dataclasses.asdict(counters)  # of the run before the capture and the capture itself
+        for name, count in before.items():
+            setattr(counters, name, count)
+        return _Forward(replay, {name: (after[name] - count) // 2 for name, count in before.items()})
+
+    def _forward(self, rows: int, bound: int) -> None:
+        batch = self._buffers.batch(rows, self._num_seqs(rows), bound, self._num_blocks(bound))
+        output = self._model.forward(batch, self._caches, want_features=self._drafter is not None)
+        if self._hidden is None:
+            self._hidden = output.hidden_states.new_zeros(
+                self._buffers.max_rows, output.hidden_states.shape[1]
+            )
+        self._hidden[:rows].copy_(output.hidden_states)
+        if self._drafter is not None:
+            context = self._drafter.context(output.features, output.feature_rows, batch)
+            store(self._drafter, context, self._caches)
+
+    def _sample(self, rows: int) -> None:
+        num_seqs = self._num_seqs(rows)
+        names = (field.name for field in dataclasses.fields(RowParameters))
+        parameters = RowParameters(*(self._buffers.sampling(name, rows) for name in names))
+        for start in range(0, rows, self._rows_at_once):
+            stop = min(start + self._rows_at_once, rows)
+            logits = self._model.compute_logits(self._hidden[start:stop])
+            tokens, faults = self._sampler.choose(logits, parameters.slice(start, stop))
+            self._tokens[start:stop].copy_(tokens)
+            self._faults[start:stop].copy_(faults)
+        verified = verify_decode(
+            self._tokens[:rows],
+            self._buffers.sampling("draft_ids", rows),
+            self._faults[:rows],
+            self._buffers.sampling("row_offsets", num_seqs + 1),
+            self._num_draft_tokens + 1,
+            fused=True,
+        )
+        self._verified.emitted[:num_seqs].copy_(verified.emitted)
+        self._verified.num_emitted[:num_seqs].copy_(verified.num_emitted)
+        self._verified.final_rows[:num_seqs].copy_(verified.final_rows.clamp(max=rows - 1))
+
+    def _propose(self, num_seqs: int) -> None:
+        max_rows = self._buffers.max_rows
+        batch = self._buffers.batch(max_rows, num_seqs, self.sizes.bounds[-1], 1)
+        verified, final = self._verified, self._verified.final_rows[:num_seqs].long()
+        names = (field.name for field in dataclasses.fields(RowParameters))
+        parameters = RowParameters(
+            *(self._buffers.sampling(name, max_rows).index_select(0, final) for name in names)
+        )
+        last = (verified.num_emitted[:num_seqs] - 1).clamp(min=0).long()
+        proposal = self._drafter.propose(
+            verified.emitted[:num_seqs].gather(1, last[:, None]).squeeze(1),
+            batch.positions.index_select(0, final) + 1,
+            batch.state_slots,
+            self._caches,
+            PlainDrafts(self._sampler, parameters),
+            self._num_draft_tokens,
+        )
+        self._drafts[:num_seqs].copy_(proposal.tokens)
+        self._confidence_logits[:num_seqs].copy_(proposal.confidence_logits)
+        self._confidences[:num_seqs].copy_(
+            self._confidence_scale.before_end(
+                proposal.confidence_logits, proposal.tokens == self._eos_token_id
+            )
+        )
+
+    def _num_seqs(self, rows: int) -> int:
+        """Sequences of a graph, with the one that is nobody's."""
+        return min(rows, self._max_num_seqs) + 1
+
+    def _bound(self, batch: Batch) -> int | None:
+        """The smallest bound that holds a batch's contexts, and its block tables."""
+        width = batch.block_tables.shape[1]
+        return fitting(self.sizes.bounds, max(batch.max_seqlen_k, (width - 1) * self._block_size + 1))
+
+    def _num_blocks(self, bound: int) -> int:
+        return -(-bound // self._block_size)
+
+
+@dataclass(frozen=True)
+class _Forward:
+    """A captured forward, and what each run of it adds to the caches' counters."""
+
+    replay: Callable[[], None]
+    counted: dict[str, int]

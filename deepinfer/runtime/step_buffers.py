@@ -1,0 +1,199 @@
+"""StepBuffers: inputs at fixed addresses and of fixed shapes, which captured graphs read.
+
+A step's arrays are copied to the front of their buffers and the rest is filled with what belongs to nobody,
+all in one launch:
+
+    rows        | of the step's sequences | of the last buffered sequence, which is always nobody's |
+    sequences   | of the step             | without rows, slot 0, block 0                           |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from deepinfer.runtime.batch import Batch
+from deepinfer.sampling.inputs import SamplingInputs
+from deepinfer.utils.host_memory import PackedArrays
+from deepinfer.utils.upload import upload_one
+from tilelang_ops.step_inputs import pad_inputs
+
+_ONE = int(np.float32(1).view(np.int32))
+
+# Name -> words of an element, what the rest is filled with.
+_BATCH_ROWS = {"input_ids": 0, "positions": 0, "row_seq": 0, "ngram_ids": 0}
+_BATCH_SEQS = {
+    "seqlens_k": 0,
+    "state_slots": 0,
+    "total_lens": 0,
+    "keep_all": 0,
+    "window_starts": 0,
+}
+_SAMPLING_ROWS = {
+    "seeds": (torch.int64, 0),
+    "token_index": (torch.int64, 0),
+    "inv_temperature": (torch.float32, 0),
+    "top_p": (torch.float32, _ONE),
+    "top_k": (torch.int32, -1),
+    "min_p": (torch.float32, 0),
+    "draft_ids": (torch.int32, -1),
+}
+
+
+class StepBuffers:
+    """Buffers for the batch and the sampling parameters of decode steps.
+
+    Args:
+        max_rows, max_seqs: of a step.
+        max_ngram: columns of the n-gram windows.
+        max_blocks: columns of the block tables.
+        device: where they lie.
+    """
+
+    def __init__(
+        self, max_rows: int, max_seqs: int, max_ngram: int, max_blocks: int, device: torch.device
+    ) -> None:
+        self.max_rows = max_rows
+        self.num_seqs = max_seqs + 1  # one more, nobody's
+        self._device = device
+        self._output_rows = torch.arange(max_rows, dtype=torch.int32, device=device)
+        rows = {name: (max_rows, max_ngram if name == "ngram_ids" else 1) for name in _BATCH_ROWS}
+        seqs = dict.fromkeys(_BATCH_SEQS, (self.num_seqs, 1))
+        self._batch = _Region(
+            {
+                **rows,
+                **seqs,
+                "cu_seqlens_q": (self.num_seqs + 1, 1),
+                "block_tables": (self.num_seqs, max_blocks),
+            },
+            device,
+        )
+        self._sampling = _Region(
+            {
+                **{name: (max_rows, kind.itemsize // 4) for name, (kind, _) in _SAMPLING_ROWS.items()},
+                "row_offsets": (self.num_seqs + 1, 1),
+            },
+            device,
+        )
+
+    def batch(self, num_rows: int, num_seqs: int, bound: int, num_blocks: int) -> Batch:
+        """The buffers as the batch of a graph.
+
+        Args:
+            num_rows, num_seqs: of the graph; the last sequence is nobody's.
+            bound: tokens that a sequence may have.
+            num_blocks: columns of its block tables.
+        """
+        shown = {name: self._batch.view(name, num_rows) for name in _BATCH_ROWS if name != "ngram_ids"}
+        shown |= {name: self._batch.view(name, num_seqs) for name in _BATCH_SEQS}
+        return Batch(
+            **shown,
+            ngram_ids=self._batch.table("ngram_ids", num_rows),
+            cu_seqlens_q=self._batch.view("cu_seqlens_q", num_seqs + 1),
+            block_tables=self._batch.table("block_tables", num_seqs, num_blocks),
+            output_rows=self._output_rows[:num_rows],
+            max_seqlen_k=bound,
+            is_prefill=False,
+        )
+
+    def sampling(self, name: str, count: int) -> Tensor:
+        """The first elements of an array of the sampling parameters."""
+        kind = _SAMPLING_ROWS[name][0] if name in _SAMPLING_ROWS else torch.int32
+        return self._sampling.view(name, count).view(kind)
+
+    def put_batch(self, batch: Batch, num_seqs: int, num_blocks: int) -> None:
+        """Fill the buffers of a batch.
+
+        Args:
+            batch: of a decode step.
+            num_seqs, num_blocks: of the graph that will read it.
+        """
+        names = (*_BATCH_ROWS, *_BATCH_SEQS, "cu_seqlens_q", "block_tables")
+        fills = {**_BATCH_ROWS, **_BATCH_SEQS, "row_seq": num_seqs - 1, "cu_seqlens_q": batch.num_rows}
+        self._batch.put(batch, names, fills, {"block_tables": (num_seqs, num_blocks)})
+
+    def put_sampling(self, inputs: SamplingInputs) -> None:
+        """Fill the buffers of sampling parameters."""
+        fills = {name: fill for name, (_, fill) in _SAMPLING_ROWS.items()}
+        self._sampling.put(
+            inputs, (*_SAMPLING_ROWS, "row_offsets"), {**fills, "row_offsets": inputs.num_rows}, {}
+        )
+
+
+class _Region:
+    """Arrays of int32 words behind one another.
+
+    Args:
+        shapes: by name, rows and words of a row.
+    """
+
+    def __init__(self, shapes: Mapping[str, tuple[int, int]], device: torch.device) -> None:
+        self._shapes = shapes
+        self._starts: dict[str, int] = {}
+        end = 0
+        for name, (rows, width) in shapes.items():
+            self._starts[name] = end
+            end += (rows * width + 63) // 64 * 64  # as aligned as kernels could want
+        self._words = torch.zeros(end, dtype=torch.int32, device=device)
+
+    def view(self, name: str, count: int) -> Tensor:
+        """int32 [count * words of a row], the front of an array."""
+        start = self._starts[name]
+        return self._words[start : start + count * self._shapes[name][1]]
+
+    def table(self, name: str, rows: int, width: int | None = None) -> Tensor:
+        """int32 [rows, width], the front of an array seen as a table; its full width when None."""
+        width = self._shapes[name][1] if width is None else width
+        start = self._starts[name]
+        return self._words[start : start + rows * width].view(rows, width)
+
+    def put(
+        self,
+        record: Batch | SamplingInputs,
+        names: tuple[str, ...],
+        fills: Mapping[str, int],
+        shapes: Mapping[str, tuple[int, int]],
+    ) -> None:
+        """Copy a record's arrays and fill up what is behind them.
+
+        Args:
+            record: whose arrays.
+            names: of the arrays.
+            fills: by name, the words to fill up with; 0 where there is none.
+            shapes: by name, rows and width of the table that is to be filled; the whole buffer where missing.
+        """
+        packed = pack(record, names)
+        table = np.zeros((len(names), 7), dtype=np.int32)
+        for entry, name in zip(table, names, strict=True):
+            start, rows, width = packed.places[name]
+            full_rows, full_width = shapes.get(name, self._shapes[name])
+            assert rows <= full_rows and width <= full_width, (
+                f"{name=} {rows=} {width=} {full_rows=} {full_width=}"
+            )
+            entry[:] = start, rows, width, self._starts[name], full_rows, full_width, fills.get(name, 0)
+        table = table[table[:, 4] * table[:, 5] > 0]
+        pad_inputs(packed.words, upload_one(table, self._words.device), self._words)
+
+
+def pack(record: Batch | SamplingInputs, names: tuple[str, ...]) -> PackedArrays:
+    """A record's arrays in one buffer: the one that they came in, with those behind it that were changed."""
+    base = record.packed
+    parts: list[Tensor] = [] if base is None else [base.words]
+    end = 0 if base is None else base.words.shape[0]
+    places = {}
+    for name in names:
+        array = getattr(record, name)
+        if array.numel() == 0:
+            places[name] = (0, 0, 0)
+            continue
+        if base is not None and array.data_ptr() == base.words.data_ptr() + 4 * base.places[name][0]:
+            places[name] = base.places[name]
+            continue
+        flat = array.contiguous().view(array.shape[0], -1).view(torch.int32)
+        places[name] = (end, flat.shape[0], flat.shape[1])
+        parts.append(flat.view(-1))
+        end += flat.numel()
+    return PackedArrays(parts[0] if len(parts) == 1 else torch.cat(parts), places)

@@ -1,0 +1,171 @@
+"""Buffers on the host, marks in a queue, and the cores near a device, on stand-ins."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+
+import numpy as np
+import pytest
+import torch
+
+from deepinfer.runtime.step_buffers import StepBuffers, pack
+from deepinfer.utils import numa
+from deepinfer.utils.host_memory import HostRing, PackedArrays, split
+from deepinfer.utils.timer import QueueTimers
+from deepinfer.utils.upload import upload_one
+from tests.sampling.rows import Row, make_inputs
+from tests.support.fake_queue import CPU
+from tests.support.table_model import batch_of, requests
+
+
+class Mark:
+    """A mark that the test reaches."""
+
+    def __init__(self, log: list[str]) -> None:
+        self.log, self.is_reached, self.time = log, False, 0.0
+
+    def record(self) -> None:
+        self.is_reached = False
+        self.log.append("record")
+
+    def query(self) -> bool:
+        return self.is_reached
+
+    def synchronize(self) -> None:
+        self.log.append("wait")
+        self.is_reached = True
+
+    def elapsed_time(self, end: Mark) -> float:
+        return 1e3 * (end.time - self.time)
+
+
+def test_a_buffer_is_filled_again_when_its_copy_has_ended():
+    log: list[str] = []
+    marks: list[Mark] = []
+
+    def new_mark() -> Mark:
+        marks.append(Mark(log))
+        return marks[-1]
+
+    ring = HostRing(2, lambda size: torch.empty(size, dtype=torch.uint8), new_mark)
+    first = ring.take(100)
+    ring.copied()
+    assert first.shape == (100,) and first.untyped_storage().nbytes() == 128
+    second = ring.take(100)
+    ring.copied()
+    assert second.data_ptr() != first.data_ptr() and log == ["record", "record"]
+    marks[0].is_reached = True
+    assert ring.take(128).data_ptr() == first.data_ptr() and ring.num_waits == 0
+    ring.copied()
+    assert ring.take(129).data_ptr() != second.data_ptr(), "it had to grow"
+    assert ring.num_waits == 1 and log[-1] == "wait"
+    assert ring.take(10).data_ptr() == ring.take(20).data_ptr(), "nothing was copied from it"
+
+
+def test_packed_arrays_are_found_by_word():
+    buffer = torch.arange(64, dtype=torch.uint8)
+    entries = [("a", "int32", (2, 3), 0), ("b", "int64", (2,), 24), ("c", "float32", (0, 4), 40)]
+    views, packed = split(buffer, entries), PackedArrays.of(buffer, entries)
+    assert packed.places == {"a": (0, 2, 3), "b": (6, 2, 2), "c": (10, 0, 4)}
+    for name, (start, rows, width) in packed.places.items():
+        words = packed.words[start : start + rows * width]
+        assert torch.equal(words, views[name].contiguous().view(torch.int32).flatten())
+
+
+def test_upload_on_a_cpu_is_the_array():
+    array = np.arange(6, dtype=np.int64)[::2]
+    assert upload_one(array, CPU).tolist() == [0, 2, 4]
+
+
+def test_buffers_hold_a_batch_and_padding():
+    """Against plain lists."""
+    buffers = StepBuffers(16, 5, 0, 4, CPU)
+    running = requests(3)
+    for _ in range(2):  # what an earlier, larger step has left is padded over
+        batch = batch_of(running, [[1, 2], [3], []], [2, 2, 2], CPU)
+        buffers.put_batch(batch, 4, 2)
+        shown = buffers.batch(8, 4, 200, 2)
+        assert shown.input_ids.tolist() == [*batch.input_ids.tolist(), 0, 0]
+        assert shown.positions.tolist() == [1, 2, 3, 1, 2, 1, 0, 0]
+        assert shown.row_seq.tolist() == [0, 0, 0, 1, 1, 2, 3, 3], "the last sequence is nobody's"
+        assert shown.cu_seqlens_q.tolist() == [0, 3, 5, 6, 6]
+        assert shown.seqlens_k.tolist() == [4, 3, 2, 0] and shown.state_slots.tolist() == [1, 2, 3, 0]
+        assert shown.block_tables.tolist() == [[1, 0], [1, 0], [1, 0], [0, 0]]
+        assert shown.output_rows.tolist() == list(range(8))
+        assert (shown.max_seqlen_k, shown.ngram_ids.shape) == (200, (8, 0))
+        addresses = [tensor.data_ptr() for tensor in (shown.input_ids, shown.block_tables)]
+        full = batch_of(requests(5), [[9, 9]] * 5, [3] * 5, CPU)
+        buffers.put_batch(full, 6, 4)
+        assert buffers.batch(16, 6, 512, 4).input_ids.tolist()[:15] == full.input_ids.tolist()
+        shown = buffers.batch(8, 4, 200, 2)
+        assert [tensor.data_ptr() for tensor in (shown.input_ids, shown.block_tables)] == addresses
+
+
+def test_buffers_hold_sampling_parameters_and_padding():
+    buffers = StepBuffers(4, 3, 0, 1, CPU)
+    rows = [
+        Row(seed=2**63 + 5, index=7, temperature=0.5, top_p=0.9, top_k=3, min_p=0.1, draft=6),
+        Row(index=8),
+    ]
+    buffers.put_sampling(make_inputs(rows, [0, 2]))
+    assert buffers.sampling("seeds", 4).tolist() == [5 - 2**63, 0, 0, 0]
+    assert buffers.sampling("token_index", 3).tolist() == [7, 8, 0]
+    assert buffers.sampling("inv_temperature", 4).tolist() == [2.0, 1.0, 0.0, 0.0], "padding is greedy"
+    assert buffers.sampling("top_p", 4).tolist() == pytest.approx([0.9, 1.0, 1.0, 1.0])
+    assert buffers.sampling("top_k", 4).tolist() == [3, -1, -1, -1]
+    assert buffers.sampling("min_p", 4).tolist() == pytest.approx([0.1, 0.0, 0.0, 0.0])
+    assert buffers.sampling("draft_ids", 4).tolist() == [6, -1, -1, -1]
+    assert buffers.sampling("row_offsets", 5).tolist() == [0, 2, 2, 2, 2]
+
+
+def test_only_what_was_changed_is_packed_anew():
+    host = torch.arange(16, dtype=torch.int32)
+    entries = [("input_ids", "int32", (3,), 0), ("positions", "int32", (3,), 12)]
+    views = split(host.view(torch.uint8), entries)
+    base = batch_of(requests(3), [[], [], []], [2, 2, 2], CPU)
+    packed = PackedArrays.of(host.view(torch.uint8), entries)
+    batch = dataclasses.replace(base, **views, packed=packed)
+    assert pack(batch, ("input_ids", "positions")).words is packed.words
+    moved = dataclasses.replace(batch, positions=torch.tensor([7, 8, 9], dtype=torch.int32))
+    found = pack(moved, ("input_ids", "positions"))
+    assert found.places == {"input_ids": (0, 3, 1), "positions": (16, 3, 1)}
+    assert found.words[16:].tolist() == [7, 8, 9]
+
+
+def test_timers_of_a_queue_count_what_has_ended():
+    log: list[str] = []
+    marks: list[Mark] = []
+
+    def new_mark() -> Mark:
+        marks.append(Mark(log))
+        return marks[-1]
+
+    timers = QueueTimers(new_mark)
+    with timers.timed("forward"):
+        pass
+    assert dict(timers.seconds) == {}
+    for mark, at in zip(marks, (1.0, 3.5), strict=True):
+        mark.time, mark.is_reached = at, True
+    assert dict(timers.seconds) == {"forward": 2.5}
+    with timers.timed("forward"), timers.timed("draft"):
+        pass
+    assert len(marks) == 4, "marks come free"
+    timers.clear()
+    assert dict(timers.seconds) == {}
+
+
+def test_cores_near_a_device(tmp_path, monkeypatch):
+    assert numa.parse_cpu_list("0-3,8,10-11\n") == {0, 1, 2, 3, 8, 10, 11}
+    bound: list[set[int]] = []
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {2, 3, 4})
+    monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cores: bound.append(set(cores)))
+    (tmp_path / "0000:1b:00.0").mkdir()
+    cpus = tmp_path / "0000:1b:00.0" / "local_cpulist"
+    cpus.write_text("0-3\n")
+    assert numa.bind_near("0000:1B:00.0", tmp_path) == {2, 3} and bound == [{2, 3}]
+    cpus.write_text("9\n")
+    assert numa.bind_near("0000:1b:00.0", tmp_path) is None, "none of them may be used"
+    cpus.write_text("what\n")
+    assert numa.bind_near("0000:1b:00.0", tmp_path) is None
+    assert numa.bind_near("0000:1c:00.0", tmp_path) is None and len(bound) == 1
