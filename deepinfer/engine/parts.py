@@ -257,7 +257,7 @@ def build_parts(args: EngineArgs, settings: Settings) -> EngineParts:
         core=core,
         caches=caches,
         runner=runner,
-        builder=BatchBuilder(core, device, replay.mode, None if queue is None else queue.host_ring()),
+        builder=BatchBuilder(core, device, replay.mode, queue),
         queue=queue,
         use_async=use_async,
         use_draft_budget=use_draft_budget,

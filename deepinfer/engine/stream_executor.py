@@ -76,15 +76,16 @@ class StreamExecutor:
 
     Args:
         runner: the device's work.
-        queue: the device's.
+        queue: where it goes.
 
     Attributes:
+        queue: the device's.
         host_timers: time that launching took, by section.
     """
 
     def __init__(self, runner: ModelRunner, queue: DeviceQueue) -> None:
         self._runner = runner
-        self._queue = queue
+        self.queue = queue
         self._failure: Exception | None = None  # of the newest forward's launch
         self._forward: _Launch | None = None
         self._last_end: Mark | None = None
@@ -109,7 +110,7 @@ class StreamExecutor:
             try:
                 rows = self._runner.prepare(batch, remap, copies)
                 if rows is not None:
-                    (host_rows,), mark = self._queue.fetch([rows])
+                    (host_rows,), mark = self.queue.fetch([rows])
                     dealt = QueuedResult(mark, lambda: host_rows.numpy())
                 self._runner.forward(gate)
             except Exception as error:
@@ -127,10 +128,10 @@ class StreamExecutor:
         try:
             waits = grammars is not None or bool(inputs.host["is_ratio"].any())
             with self._launch("launch_sample", waits=waits) as launch:
-                self._queue.hold_for_fetches()  # it writes what the copies of the step before read
+                self.queue.hold_for_fetches()  # it writes what the copies of the step before read
                 output = self._runner.sample(inputs, num_drafting, grammars)
                 tensors = output.tensors()
-            copies, mark = self._queue.fetch(list(tensors.values()))
+            copies, mark = self.queue.fetch(list(tensors.values()))
         except Exception as error:
             return _failed(error)
         named = dict(zip(tensors, copies, strict=True))
@@ -144,7 +145,7 @@ class StreamExecutor:
     def run(self, work: Callable[..., Any], *args: Any) -> Future[Any]:
         """Do other work on the device's pools, behind what is queued; its waits are the caller's."""
         try:
-            with self._queue.launching(), self._queue.waiting():
+            with self.queue.launching(), self.queue.waiting():
                 self._runner.settle()
                 return _done(work(*args))
         except Exception as error:
@@ -175,20 +176,20 @@ class StreamExecutor:
 
     def drain(self) -> None:
         """Wait until everything queued has run, whatever its outcome."""
-        self._queue.drain()
+        self.queue.drain()
         self._forward = self._failure = self._last_end = None
 
     def close(self) -> None:
         """Finish what is queued."""
-        self._queue.drain()
+        self.queue.drain()
 
     @contextlib.contextmanager
     def _launch(self, section: str, waits: bool) -> Iterator[_Launch]:
-        launch = _Launch(self._last_end, self._queue.mark(), self._queue.mark())
-        with self.host_timers.timed(section), self._queue.launching():
+        launch = _Launch(self._last_end, self.queue.mark(), self.queue.mark())
+        with self.host_timers.timed(section), self.queue.launching():
             launch.start.record()
             try:
-                with self._queue.waiting() if waits else contextlib.nullcontext():
+                with self.queue.waiting() if waits else contextlib.nullcontext():
                     yield launch
             finally:
                 launch.end.record()

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from deepinfer.config import ReplayMode
+from deepinfer.platform.base import DeviceQueue
 from deepinfer.runtime.async_batch import Remap
 from deepinfer.runtime.batch import Batch, CacheCopies
 from deepinfer.sampling.inputs import SamplingInputs
-from deepinfer.utils.host_memory import HostRing, PackedArrays, split
+from deepinfer.utils.host_memory import PackedArrays, split
 
 
 class BatchBuilder:
@@ -26,7 +27,7 @@ class BatchBuilder:
         core: the `_core.EngineCore` that made the plans.
         device: where the tensors go.
         replay: what prefills compute of the decoder's part of a prompt.
-        ring: host buffers that copies to the device start in; None to take new memory each time.
+        queue: the device's, which the copies go to; None for a CPU.
     """
 
     def __init__(
@@ -34,9 +35,10 @@ class BatchBuilder:
         core: Any,
         device: torch.device,
         replay: ReplayMode = ReplayMode.OFF,
-        ring: HostRing | None = None,
+        queue: DeviceQueue | None = None,
     ) -> None:
-        self._ring = ring
+        self._queue = queue
+        self._ring = None if queue is None else queue.host_ring()
         self._core = core
         self._device = device
         self._replay = replay
@@ -89,11 +91,9 @@ class BatchBuilder:
             buffer = ring.take(layout.nbytes)
         fill(plan, buffer.numpy())
         host = split(buffer, entries)
-        if self._device.type == "cpu":
-            if ring is not None:
-                ring.copied()
+        if ring is None:
             return host, host, PackedArrays.of(buffer, entries)
-        device = buffer.to(self._device, non_blocking=ring is not None)
-        if ring is not None:
-            ring.copied()
+        with self._queue.launching():
+            device = buffer.to(self._device, non_blocking=True)
+        ring.copied()
         return host, split(device, entries), PackedArrays.of(device, entries)

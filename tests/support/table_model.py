@@ -8,6 +8,7 @@ the slots.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from deepinfer.engine.executor import Executor
 from deepinfer.models.base import DraftContext, ForwardOutput, ModelSpec, Proposal
 from deepinfer.runtime.async_batch import Remap
 from deepinfer.runtime.batch import Batch
@@ -152,6 +154,7 @@ def drive(
     executor: Any, device: torch.device, running: list[Request], num_steps: int, is_async: bool
 ) -> list[Any]:
     """Decode steps of all requests: the engine's loop. Returns what every step gave, as plain lists."""
+    uploading = nullcontext if isinstance(executor, Executor) else executor.queue.launching
     given: list[Any] = []
     in_flight: Any = None
 
@@ -180,15 +183,16 @@ def drive(
         drafts = [request.drafts if is_known else [0] * NUM_DRAFTS for request in running]
         most = [0] * len(running) if is_known else [len(rows) for rows in rows_of]  # that they may emit
         ends = [len(request.tokens) + count for request, count in zip(running, most, strict=True)]
-        batch = batch_of(running, drafts, ends, device)
-        remap = None
-        if not is_known:
-            lens = np.array([len(request.tokens) for request in running], dtype=np.int32)
-            remap = Remap(
-                upload_one(np.arange(len(running), dtype=np.int32), device),
-                upload_one(lens, device),
-                torch.zeros(len(running), 0, dtype=torch.int32, device=device),
-            )
+        with uploading():
+            batch = batch_of(running, drafts, ends, device)
+            remap = None
+            if not is_known:
+                lens = np.array([len(request.tokens) for request in running], dtype=np.int32)
+                remap = Remap(
+                    upload_one(np.arange(len(running), dtype=np.int32), device),
+                    upload_one(lens, device),
+                    torch.zeros(len(running), 0, dtype=torch.int32, device=device),
+                )
         executor.forward(batch, remap)
         if in_flight is not None:
             finish()
@@ -199,7 +203,9 @@ def drive(
             ]
             for request in running
         ]
-        in_flight = executor.sample(_inputs(rows_of, device), len(running))
+        with uploading():
+            inputs = _inputs(rows_of, device)
+        in_flight = executor.sample(inputs, len(running))
         if not is_async:
             finish()
             in_flight = None
