@@ -32,7 +32,16 @@ from examples.bench.setting import KEEP_TOKENS, Setting
 BUNDLED = Path(__file__).resolve().parent / "v41-tiny"
 PREFILL_STEPS = 5  # that warm up
 _COMMON = (  # options that are fields of every setting
-    *("dummy", "emulated_ep", "redundant_experts", "cp", "context_length", "yoco_clip", "keep_tokens"),
+    *(
+        "dummy",
+        "emulated_ep",
+        "redundant_experts",
+        "emulated_engram",
+        "cp",
+        "context_length",
+        "yoco_clip",
+        "keep_tokens",
+    ),
     *("prompts", "temperature", "seed", "arithmetic", "batch_invariant", "async_scheduling", "threads"),
 )
 
@@ -47,6 +56,12 @@ def parser() -> argparse.ArgumentParser:
     add("--dummy", action="store_true", help=f"random weights; --model may then be {RELEASE!r} (the default)")
     add("--emulated_ep", type=int, default=1, help="with --dummy: one rank's share of so many (default 1)")
     add("--redundant_experts", type=int, default=0, help="with --dummy: copies of experts in that group")
+    add(
+        "--emulated_engram",
+        type=int,
+        default=0,
+        help="with --dummy: parts of the Engram tables (default: of ep)",
+    )
     add("--cp", type=int, default=1, help="devices that share a context; divides all devices")
     add("--prefill_batch_size", type=int, nargs="+", default=[256, 1024], help="tokens of a prefill step")
     add("--decode_num_requests", type=int, nargs="+", default=[1, 8, 32], help="requests that decode at once")

@@ -150,22 +150,27 @@ def load_model(
 
 
 def open_dummy(
-    model: str | Path, revision: str | None = None, ep_size: int = 1, redundant_experts: int = 0
+    model: str | Path,
+    revision: str | None = None,
+    ep_size: int = 1,
+    redundant_experts: int = 0,
+    engram_size: int = 0,
 ) -> Checkpoint:
     """The configuration and tokenizer of a model whose weights will be random.
 
     Args:
         model: local directory or Hub id, of which no tensor is read, or the name of a built-in configuration.
         revision: Hub revision.
-        ep_size: ranks that experts and tables are divided among; the configuration is that of one of them.
+        ep_size: ranks that experts are divided among; the configuration is that of one of them.
         redundant_experts: copies of experts in that group.
+        engram_size: ranks that Engram tables are divided among; 0 for `ep_size`.
 
     Raises:
         CheckpointError, ConfigError: as `open_checkpoint`.
         ValueError: the model cannot be divided so.
     """
     checkpoint = open_checkpoint(built_in_directory(str(model)) or model, revision)
-    share = checkpoint.family.rank_share(ep_size, redundant_experts)
+    share = checkpoint.family.rank_share(ep_size, redundant_experts, engram_size)
     return dataclasses.replace(checkpoint, config=share.config(checkpoint.config), share=share)
 
 

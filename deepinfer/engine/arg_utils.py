@@ -34,6 +34,7 @@ _INTEGERS = {
     "kv_store_bytes": (1, 2**63 - 1),
     "emulated_ep": (1, _INT32_MAX),
     "emulated_redundant_experts": (0, _INT32_MAX),
+    "emulated_engram": (0, _INT32_MAX),
     "seed": (0, 2**63 - 1),
 }
 _OPTIONAL = (
@@ -93,6 +94,7 @@ class EngineArgs:
             also be the name of a built-in configuration, "deepseek-v4.1-flash".
         emulated_ep: with "dummy", hold one rank's share of experts and tables in a group of so many ranks.
         emulated_redundant_experts: copies of experts in that group.
+        emulated_engram: ranks that the tables are divided among, if another number; 0 for `emulated_ep`.
         seed: seeds the process's generators (rank r uses seed + r); requests have their own seeds.
         max_model_len: most prompt + output tokens of a request; min(4096, the model's own limit) when None.
         max_num_seqs: requests that run at once.
@@ -137,6 +139,7 @@ class EngineArgs:
     load_format: str = "auto"
     emulated_ep: int = 1
     emulated_redundant_experts: int = 0
+    emulated_engram: int = 0
     seed: int = 0
     max_model_len: int | None = None
     max_num_seqs: int = 256
@@ -175,8 +178,10 @@ class EngineArgs:
             raise ValueError(
                 "load_format='dummy': random weights have no identity, so drop kv_store and engine_type"
             )
-        if not self.is_dummy and (self.emulated_ep, self.emulated_redundant_experts) != (1, 0):
-            raise ValueError("emulated_ep and emulated_redundant_experts need load_format='dummy'")
+        if not self.is_dummy and self.emulated_rank != (1, 0, 0):
+            raise ValueError(
+                "emulated_ep, emulated_redundant_experts and emulated_engram need load_format='dummy'"
+            )
         if self.tokens_per_block not in (-1, BLOCK_SIZE):
             raise ValueError(f"tokens_per_block={self.tokens_per_block}: blocks hold {BLOCK_SIZE} tokens")
         if self.logprobs_mode not in LOGPROBS_MODES:
@@ -258,6 +263,11 @@ class EngineArgs:
     def is_dummy(self) -> bool:
         """Whether weights are drawn instead of read."""
         return self.load_format == "dummy"
+
+    @property
+    def emulated_rank(self) -> tuple[int, int, int]:
+        """Ranks of the group, copies of experts in it, ranks that tables are divided among."""
+        return self.emulated_ep, self.emulated_redundant_experts, self.emulated_engram
 
     def resolve_arithmetic(self, settings: Settings, device_type: str = "cpu") -> Arithmetic:
         """The arithmetic preset with batch invariance decided (argument, then environment, then on).

@@ -118,8 +118,7 @@ def build_parts(args: EngineArgs, settings: Settings) -> EngineParts:
     use_library(_kernel_library(settings))
     use_external_kernels(settings.external_kernels, device)
     if args.is_dummy:
-        rank = args.emulated_ep, args.emulated_redundant_experts
-        checkpoint = open_dummy(args.model, args.revision, *rank)
+        checkpoint = open_dummy(args.model, args.revision, *args.emulated_rank)
     else:
         checkpoint = open_checkpoint(args.model, args.revision)
     tokenizer = load_tokenizer(checkpoint, args.tokenizer, args.tokenizer_revision or args.revision)

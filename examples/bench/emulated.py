@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from deepinfer import LLM
-from deepinfer.models.deepseek_v41.rank_share import RankShare, skipped_work
+from deepinfer.models.deepseek_v41.rank_share import skipped_work
 from examples.bench.components import StepShape, step_work
 from examples.bench.setting import Setting
 
@@ -24,7 +24,7 @@ def report(
     """
     if not setting.dummy:
         return {}
-    config, share = llm.llm_engine.model_config, RankShare(setting.emulated_ep, setting.redundant_experts)
+    config, share = llm.llm_engine.model_config, setting.rank_share
     if experts_ms is None:
         experts_ms = step_work(config, shape, share.resident_of)["routed experts"].floor_ms()
     draft_rows = shape.num_requests * config.dspark_block_size if shape.num_drafts else 0

@@ -34,6 +34,7 @@ def measure_prefill(setting: Setting, settings: Settings) -> dict[str, Any]:
     chunks = max(1, uncached // batch)  # steps of a request
     num_requests = at_once * (-(-(setting.warmup + setting.steps + 2) // chunks))
     blocks_per_request = -(-(context + 1) // BLOCK)
+    own_blocks = -(-uncached // BLOCK) + 1  # of a request, beyond those of its prefix
     # Those of the step in flight and of the next; a prompt is cut where the cache keeps a state of it.
     max_num_seqs = 4 * at_once
     with opened(
@@ -42,7 +43,7 @@ def measure_prefill(setting: Setting, settings: Settings) -> dict[str, Any]:
         max_num_seqs=max_num_seqs,
         max_model_len=context + 2,
         max_num_batched_tokens=max(batch, max_num_seqs * (1 + setting.num_drafts)),
-        num_blocks=(max_num_seqs + at_once) * blocks_per_request + 2,
+        num_blocks=at_once * blocks_per_request + (max_num_seqs + at_once) * own_blocks + 2,
         num_prefix_states=4 * at_once,
     ) as (llm, stepper):
         banned = (*llm.get_tokenizer().internal_ids, llm.get_tokenizer().eos_token_id)

@@ -95,7 +95,7 @@ def measure_roofline(setting: Setting, settings: Settings) -> dict[str, Any]:
 
 
 def _report(llm: LLM, stepper: Stepper, setting: Setting, profile: Profile) -> dict[str, Any]:
-    config, share = llm.llm_engine.model_config, RankShare(setting.emulated_ep, setting.redundant_experts)
+    config, share = llm.llm_engine.model_config, setting.rank_share
     rows = 1 + setting.num_drafts
     context = int(stepper.engine.stats.num_prefill_tokens / setting.num_requests) + rows
     shape = StepShape(setting.num_requests, rows, rows, rows, context, setting.num_drafts)

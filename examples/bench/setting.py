@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from deepinfer import Settings
+from deepinfer.models.deepseek_v41.rank_share import RankShare
 
 KEEP_TOKENS = 140  # that bounded replay keeps of a prompt, as in the published prefill
 
@@ -21,6 +22,7 @@ class Setting:
         dummy: random weights instead of a checkpoint's.
         emulated_ep: ranks of the expert-parallel group that one rank's work is measured of.
         redundant_experts: copies of experts in that group.
+        emulated_engram: ranks that the Engram tables are divided among; 0 for those of the group.
         num_devices: all devices in use.
         cp: ranks that share a context.
         num_requests: requests at once.
@@ -45,6 +47,7 @@ class Setting:
     dummy: bool = False
     emulated_ep: int = 1
     redundant_experts: int = 0
+    emulated_engram: int = 0
     num_devices: int = 1
     cp: int = 1
     num_requests: int = 1
@@ -94,8 +97,14 @@ class Setting:
                 "load_format": "dummy",
                 "emulated_ep": self.emulated_ep,
                 "emulated_redundant_experts": self.redundant_experts,
+                "emulated_engram": self.emulated_engram,
             }
         return fixed | args
+
+    @property
+    def rank_share(self) -> RankShare:
+        """The rank that is emulated; the whole model without."""
+        return RankShare(self.emulated_ep, self.redundant_experts, self.emulated_engram)
 
     def parameters(self) -> dict[str, Any]:
         """All fields, as a JSON object."""

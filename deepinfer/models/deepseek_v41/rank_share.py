@@ -33,6 +33,7 @@ class RankShare:
     Attributes:
         ep_size: ranks among which experts and tables are divided.
         redundant_experts: copies of backbone experts in the group, beyond one of each.
+        engram_size: ranks among which the Engram tables are divided; 0 for `ep_size`.
 
     Raises:
         ValueError: the numbers are no group's.
@@ -40,18 +41,21 @@ class RankShare:
 
     ep_size: int = 1
     redundant_experts: int = 0
+    engram_size: int = 0
 
     def __post_init__(self) -> None:
-        if self.ep_size < 1 or self.redundant_experts < 0:
-            raise ValueError(
-                f"emulated_ep={self.ep_size}, emulated_redundant_experts={self.redundant_experts}: expected "
-                "1 rank or more, and 0 copies or more"
-            )
+        if self.ep_size < 1 or min(self.redundant_experts, self.engram_size) < 0:
+            raise ValueError(f"{self}: expected 1 rank or more, and 0 copies or more")
 
     @property
     def is_whole(self) -> bool:
-        """Nothing is divided."""
+        """No layer's experts are divided."""
         return self.ep_size == 1
+
+    @property
+    def num_table_parts(self) -> int:
+        """Ranks among which the Engram tables are divided."""
+        return self.engram_size or self.ep_size
 
     def config(self, config: DeepseekV41Config) -> DeepseekV41Config:
         """The configuration of the rank: that of the model, with its part of the Engram tables.
@@ -62,9 +66,9 @@ class RankShare:
         self.num_resident(config.n_routed_experts, self.redundant_experts)
         if config.num_nextn_predict_layers:
             self.num_resident(config.dspark_n_routed_experts, 0)
-        if self.is_whole or not config.engram_layer_ids:
+        if self.num_table_parts == 1 or not config.engram_layer_ids:
             return config
-        size = max(config.engram_vocab_size // self.ep_size, 2)
+        size = max(config.engram_vocab_size // self.num_table_parts, 2)
         rows = engram_hash(
             config.engram_layer_ids,
             config.engram_max_ngram_size,
@@ -93,7 +97,9 @@ class RankShare:
             lines.append(f"of the drafter's {config.dspark_n_routed_experts} experts {drafting}, likewise")
         if config.engram_layer_ids:
             rows = ", ".join(f"{count:,}" for count in config.engram_num_embeddings)
-            lines.append(f"Engram tables of {rows} rows, one part in {self.ep_size}, for all look-ups")
+            lines.append(
+                f"Engram tables of {rows} rows, one part in {self.num_table_parts}, for all look-ups"
+            )
         return "\n".join(lines)
 
     def num_resident(self, num_experts: int, redundant: int) -> int:
