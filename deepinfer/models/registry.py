@@ -25,8 +25,8 @@ class ModelFamily:
         spec: typed configuration -> `ModelSpec`.
         load: (weights, config, arithmetic) -> the model.
         load_drafter: (weights, config, arithmetic, model) -> its built-in drafter, where the spec has one.
-        rank_share: (ep_size, redundant_experts, engram_size) -> what one rank of a group holds; its `config(config)` is
-            the rank's configuration.
+        rank_share: (ep_size, redundant_experts, engram_size) -> what one rank of a group holds; its
+            `config(config)` is the rank's configuration.
         dummy_weights: (config, share, seed, on_read, device=...) -> random weights of a rank.
         pretended: model -> the same model, which can leave out prefills (`is_on`).
     """
