@@ -64,6 +64,23 @@ def test_who_decides_about_batch_invariance():
             assert args.resolve_arithmetic(Settings(batch_invariant=variable)).batch_invariant is decided
 
 
+def test_arithmetic_of_a_gpu():
+    settings = Settings()
+    assert EngineArgs("m").resolve_arithmetic(settings, "cuda").name == "w8a8"
+    assert EngineArgs("m", arithmetic="bfloat16").resolve_arithmetic(settings, "cuda").name == "bfloat16"
+    for name in ("float32", "plain"):
+        with pytest.raises(ValueError, match=f"{name}.*w8a8 or bfloat16.*DEEPINFER_ACCELERATOR=cpu"):
+            EngineArgs("m", arithmetic=name).resolve_arithmetic(settings, "cuda")
+
+
+def test_memory_of_a_gpu():
+    """A GPU's caches come out of its own memory, 90 % of it unless told otherwise."""
+    assert EngineArgs("m").memory_limit() is None
+    assert EngineArgs("m").memory_limit(1000) == 900
+    assert EngineArgs("m", gpu_memory_utilization=0.5).memory_limit(1000) == 500
+    assert EngineArgs("m", cache_bytes=10).memory_limit(1000) is None
+
+
 @pytest.mark.parametrize(
     ("options", "drafts", "expected"),
     [

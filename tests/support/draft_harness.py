@@ -95,12 +95,17 @@ class DraftHarness(ForwardHarness):
 
         with torch.inference_mode():
             proposal = self.drafter.propose(
-                *_block_arguments(seqs, anchors),
+                *self._block_arguments(seqs, anchors),
                 self.caches,
                 watched,
                 self.drafter.block_size if num_drafts is None else num_drafts,
             )
         return Drafts(proposal.tokens, proposal.confidence_logits, torch.stack(seen, 1))
+
+    def _block_arguments(self, seqs: Seq[TestSequence], anchors: Seq[int]) -> tuple[Tensor, Tensor, Tensor]:
+        """Anchors, positions and state slots."""
+        columns = (anchors, [seq.computed for seq in seqs], [seq.slot for seq in seqs])
+        return tuple(torch.tensor(column, dtype=torch.int32, device=self._device) for column in columns)
 
     def speculate(
         self,
@@ -158,10 +163,4 @@ class DraftHarness(ForwardHarness):
 def run_block(harness: DraftHarness, seqs: Seq[TestSequence], anchors: Seq[int]) -> Tensor:
     """[n, block, hidden] states of the blocks behind the sequences' computed tokens."""
     with torch.inference_mode():
-        return harness.drafter.run_block(*_block_arguments(seqs, anchors), harness.caches)
-
-
-def _block_arguments(seqs: Seq[TestSequence], anchors: Seq[int]) -> tuple[Tensor, Tensor, Tensor]:
-    """Anchors, positions and state slots."""
-    columns = (anchors, [seq.computed for seq in seqs], [seq.slot for seq in seqs])
-    return tuple(torch.tensor(column, dtype=torch.int32) for column in columns)
+        return harness.drafter.run_block(*harness._block_arguments(seqs, anchors), harness.caches)

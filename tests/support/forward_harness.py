@@ -13,6 +13,7 @@ which is NaN in every format, so a read of a record that nobody wrote spoils the
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
@@ -76,6 +77,7 @@ class ForwardHarness:
     ) -> None:
         self.model = model
         self._replay = replay
+        self._device = model.embed.weight.device
         self._fold = fold.long()
         self._pad = int(fold[model.config.engram_pad_token_id])
         layout = CacheLayout.build(
@@ -85,7 +87,7 @@ class ForwardHarness:
             max_backtracking=max_backtracking,
         )
         num_blocks = -(-max_tokens // BLOCK_SIZE) + num_seqs + 1
-        self.caches = Caches(layout, num_blocks, num_seqs + 1)
+        self.caches = Caches(layout, num_blocks, num_seqs + 1, self._device)
         self.caches.blocks.fill_(0xFF)
         self.caches.slots.fill_(0xFF)
         order = random.Random(seed)
@@ -176,7 +178,7 @@ class ForwardHarness:
         return tokens, margins
 
     def batch(self, work: Seq[tuple[TestSequence, int]], outputs: Outputs, *, decode: bool = False) -> Batch:
-        """The Batch of a step; grows the sequences' block tables."""
+        """The Batch of a step, on the model's device; grows the sequences' block tables."""
         rows = [
             (place, p) for place, (seq, n) in enumerate(work) for p in range(seq.computed, seq.computed + n)
         ]
@@ -196,7 +198,7 @@ class ForwardHarness:
         def ints(values) -> Tensor:
             return torch.tensor(values, dtype=torch.int32)
 
-        return Batch(
+        batch = Batch(
             input_ids=ints([work[place][0].tokens[p] for place, p in rows]),
             positions=ints([p for _, p in rows]),
             row_seq=ints([place for place, _ in rows]),
@@ -213,6 +215,11 @@ class ForwardHarness:
             window_starts=ints([seq.window_start for seq, _ in work]),
             replay=self._replay,
         )
+        if self._device.type == "cpu":
+            return batch
+        host = {name: getattr(batch, name) for name in Batch.tensor_names()}
+        moved = {name: tensor.to(self._device) for name, tensor in host.items()}
+        return dataclasses.replace(batch, **moved, host=None if decode else host)
 
     def _ngram_ids(self, work: Seq[tuple[TestSequence, int]]) -> Tensor:
         """[rows, max_ngram] int32 folded ids of each row's token and its predecessors."""

@@ -173,6 +173,11 @@ class Weights:
         assert all(count % GROUP == 0 for count in rows[:-1]), f"{prefixes=} {rows=}"
         codes = torch.cat([self._stored(f"{prefix}.weight").view(torch.uint8) for prefix in prefixes])
         scales = torch.cat([self._stored(f"{prefix}.scale") for prefix in prefixes])
+        if int(scales.min()) < MIN_BFLOAT16_SCALE:
+            raise self._reader.error(
+                f"{prefixes[0]}.scale",
+                f"has a scale byte below {MIN_BFLOAT16_SCALE}, whose products a GPU's bfloat16 cannot hold",
+            )
         columns = codes.shape[0]
         codes, scales = (t.unflatten(0, (num_groups, -1)) for t in (codes, scales))
         packed = self._pack(pack_fp8, prefixes[0], codes, scales)
