@@ -102,7 +102,7 @@ class PlainDrafts:
         """[n, V] float32 logits of draft `step` (0, 1, ...) -> [n] int32 tokens."""
         rows = self._rows
         rows = dataclasses.replace(rows, token_index=rows.token_index + (1 + step))
-        return self._sampler.choose(logits, rows)[0]
+        return self._sampler.draft(logits, rows)
 
 
 def _first_rows_only(inputs: SamplingInputs, rows: np.ndarray) -> SamplingInputs:

@@ -187,12 +187,15 @@ class Sampler:
             logits.index_fill_(1, self._banned_ids, -torch.inf)
         token_ids, best = self._sample_tokens(logits, rows)
         raw = best if outside is None else torch.maximum(best, outside)
-        return self._settle(token_ids, raw, best)
-
-    def _settle(self, token_ids: Tensor, raw: Tensor, best: Tensor) -> tuple[Tensor, Tensor]:
         faults = torch.where(best == -torch.inf, int(Fault.NO_TOKEN), int(Fault.NONE))
         faults = torch.where(raw.abs() < torch.inf, faults, int(Fault.NUMERICS)).to(torch.uint8)
         return torch.where(faults == 0, token_ids, 0), faults
+
+    def draft(self, logits: Tensor, rows: RowParameters) -> Tensor:
+        """[R] int32 tokens as `choose`; of a faulty row any, for nothing can go wrong with a draft."""
+        if self._banned_ids is not None:
+            logits.index_fill_(1, self._banned_ids, -torch.inf)
+        return self._sample_tokens(logits, rows)[0]
 
     def _sample_tokens(self, logits: Tensor, rows: RowParameters) -> tuple[Tensor, Tensor]:
         """[R] int32 tokens and [R] float32 largest logits."""

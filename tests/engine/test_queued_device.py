@@ -76,3 +76,15 @@ def test_without_drafts_and_without_graphs_of_the_drafter(expected):
         with fake_device(queue), make_llm(max_num_seqs=6, settings=settings) as llm:
             assert facts(generate(llm, *work())) == expected[0]
         assert not any("drafts" in name for name in queue.captured) and queue.num_replays > 0
+
+
+def test_rows_dealt_by_confidence(expected):
+    """The total of a step is the host's, who has what is the device's; then it is padded."""
+    queue = FakeQueue()
+    settings = Settings(use_draft_budget=True, **GRAPHS)
+    with fake_device(queue), make_llm(max_num_seqs=6, settings=settings) as llm:
+        curve = [(1, 1, 1.0), (6, 6, 1.2), (6, 18, 3.0), (6, 36, 9.0)]
+        llm.llm_engine.core.set_step_times(curve, [(1, 1.0), (6, 1.2)])
+        assert facts(generate(llm, *work())) == expected[0]
+        stats = llm.get_stats()
+        assert stats.num_graph_steps > 10 and 0 < stats.num_verified < stats.num_drafted
