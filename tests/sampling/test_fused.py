@@ -16,7 +16,7 @@ from deepinfer.utils.sync_guard import SyncGuard
 from deepinfer.utils.upload import upload_one
 from tests.sampling.rows import Row, make_inputs
 
-VOCAB, ROWS = 300, 48
+VOCAB, ROWS = 4100, 48
 CPU = torch.device("cpu")
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA device")
 
@@ -59,7 +59,7 @@ def logits_of(num_rows: int) -> Tensor:
     logits[6, 7] = torch.inf
     logits[7] = -torch.inf
     logits[8] = -torch.inf
-    logits[8, [0, 299]] = 1.0  # banned ones
+    logits[8, [0, VOCAB - 1]] = 1.0  # banned ones
     logits[9, 0] = torch.nan
     return logits
 
@@ -72,7 +72,7 @@ def on(device: torch.device, inputs: SamplingInputs) -> SamplingInputs:
 
 
 def sampler(device: torch.device, *, fused: bool, **options: Any) -> Sampler:
-    return Sampler(VOCAB, banned_token_ids=(0, 298, 299), device=device, fused=fused, **options)
+    return Sampler(VOCAB, banned_token_ids=(0, VOCAB - 2, VOCAB - 1), device=device, fused=fused, **options)
 
 
 def assert_same(got: SampleResult, wanted: SampleResult, tolerance: float = 0.0) -> None:

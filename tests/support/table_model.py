@@ -29,7 +29,8 @@ from deepinfer.sampling.sampler import Sampler
 from deepinfer.utils.upload import upload_one
 from tests.sampling.rows import Row, make_inputs
 
-VOCAB, TABLE, NUM_DRAFTS, EOS, RING, BLOCK_SIZE = 64, 97, 3, 1, 32, 128
+VOCAB, TABLE, NUM_DRAFTS, EOS, RING, BLOCK_SIZE = 4160, 97, 3, 1, 32, 128
+NUM_LIKELY = 64  # tokens; so drafts are accepted now and then
 NUM_SLOTS = 12
 
 
@@ -50,7 +51,10 @@ class TableModel:
 
     def __init__(self, device: torch.device) -> None:
         generator = torch.Generator().manual_seed(5)
-        self.table = (3 * torch.randn(TABLE, VOCAB, generator=generator)).to(device)
+        table = torch.randn(TABLE, VOCAB, generator=generator) - 30
+        common = 2 * torch.randn(NUM_LIKELY, generator=generator)
+        table[:, :NUM_LIKELY] = common + torch.randn(TABLE, NUM_LIKELY, generator=generator)
+        self.table = table.to(device)
         self.spec = ModelSpec(VOCAB, 1, 1, 0, NUM_DRAFTS, (), (), ())
         self.trouble: Callable[[Tensor], Any] = lambda hidden: None
 
