@@ -64,7 +64,7 @@ def plain(count: int, num_steps: int, *, is_queued: bool) -> list[Any]:
 
 
 @pytest.mark.parametrize("place", ["cpu", pytest.param("cuda", marks=needs_gpu)])
-@pytest.mark.parametrize("count", [1, 3, 5, 11])
+@pytest.mark.parametrize("count", [3, 11])
 def test_replayed_and_eager_steps_give_the_same(place, count):
     expected = plain(count, 6, is_queued=place == "cuda")  # there the native operators may be missing
     assert len({str(step) for step in expected}) == 6
