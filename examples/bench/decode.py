@@ -23,10 +23,10 @@ def measure_decode(setting: Setting, settings: Settings, assume: float | None = 
     """Run one setting; figures as in `arithmetic.decode_figures`, and times in milliseconds."""
     with opened(setting, settings, **decode_arguments(setting)) as (llm, stepper):
         fill_s = start(llm, stepper, setting)
-        for _ in range(setting.warmup - 1):
+        for _ in range(setting.warmup - 2):
             stepper.step()
         host, drafts = HostTimes.of(llm), _drafts(llm)
-        intervals = [stepper.step() for _ in range(setting.steps)]
+        intervals = [stepper.step() for _ in range(setting.steps + 1)]  # the first one read the counters
         host_after, drafts_after = HostTimes.of(llm), _drafts(llm)
         rows = 1 + setting.num_drafts
         context = llm.llm_engine.scheduler_config.max_model_len
@@ -36,7 +36,7 @@ def measure_decode(setting: Setting, settings: Settings, assume: float | None = 
         stepper.finish()
         given = setting.num_requests if setting.dummy else 0  # first tokens that no step has made
         num_tokens = check_token_counts(stepper.outputs, llm.llm_engine.stats.num_output_tokens + given)
-    kept = without_flushes(intervals, stepper.flush_every)
+    kept = without_flushes(intervals[1:], stepper.flush_every)
     figures = decode_figures(kept, setting.num_requests, setting.num_devices)
     verified, accepted = (after - before for before, after in zip(drafts, drafts_after))
     seconds = sum(each.ms for each in intervals) / 1e3
@@ -46,7 +46,7 @@ def measure_decode(setting: Setting, settings: Settings, assume: float | None = 
         "accepted_by_position": (accepted / np.maximum(verified, 1)).round(4).tolist(),
         **quantiles("step_ms", (each.ms for each in kept)),
         "num_steps": len(kept),
-        "num_dropped_steps": len(intervals) - len(kept),
+        "num_dropped_steps": setting.steps - len(kept),
         **quantiles("ttft_ms", (None if setting.dummy else o.metrics.ttft_ms for o in stepper.outputs)),
         **quantiles("tpot_ms", (o.metrics.tpot_ms for o in stepper.outputs)),
         "host_ms_per_step": 1e3 * (host_after.work - host.work) / len(intervals),
@@ -69,11 +69,11 @@ def measure_decode(setting: Setting, settings: Settings, assume: float | None = 
 def decode_arguments(setting: Setting) -> dict[str, Any]:
     """Keywords of `LLM` that make room for the requests of a setting and for all that they may accept."""
     max_model_len = (setting.context_length or PROMPT_ROOM) + _max_tokens(setting)
-    decode_rows = setting.num_requests * (1 + setting.num_drafts)
+    rows = setting.num_requests * (1 + setting.num_drafts)
     return {
         "max_num_seqs": setting.num_requests,
         "max_model_len": max_model_len,
-        "max_num_batched_tokens": max(setting.prefill_batch_size, decode_rows),
+        "max_num_batched_tokens": rows if setting.dummy else max(setting.prefill_batch_size, rows),
         "num_blocks": setting.num_requests * -(-max_model_len // BLOCK) + 1,
         "enable_prefix_caching": False,
     }

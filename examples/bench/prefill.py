@@ -32,7 +32,7 @@ def measure_prefill(setting: Setting, settings: Settings) -> dict[str, Any]:
     cached = context - uncached
     at_once = max(1, batch // uncached)  # requests of a step
     chunks = max(1, uncached // batch)  # steps of a request
-    num_requests = at_once * (-(-(setting.warmup + setting.steps + 2) // chunks))
+    num_requests = at_once * (-(-(setting.warmup + setting.steps + 3) // chunks))
     blocks_per_request = -(-(context + 1) // BLOCK)
     own_blocks = -(-uncached // BLOCK) + 1  # of a request, beyond those of its prefix
     # Those of the step in flight and of the next; a prompt is cut where the cache keeps a state of it.
@@ -89,11 +89,11 @@ class _Measured:
 def _measure(llm: LLM, stepper: Stepper, setting: Setting, batch: int) -> _Measured:
     """Intervals of whole steps, behind the warm-up."""
     stepper.run_until(lambda interval: interval.num_prefill_tokens == batch)
-    for _ in range(setting.warmup - 1):
+    for _ in range(setting.warmup - 2):
         stepper.step()
     host = HostTimes.of(llm)
-    values = [stepper.step() for _ in range(setting.steps)]
-    return _Measured(values, 1e3 * (HostTimes.of(llm).work - host.work) / setting.steps)
+    values = [stepper.step() for _ in range(setting.steps + 1)]  # the first one read the counters
+    return _Measured(values[1:], 1e3 * (HostTimes.of(llm).work - host.work) / len(values))
 
 
 def _alone(stepper: Stepper, prefix: np.ndarray, tails: np.ndarray) -> list[float | None]:
