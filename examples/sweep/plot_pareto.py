@@ -147,6 +147,7 @@ def draw(file: Path, chart: Chart, points: Sequence[dict[str, Any]]) -> None:
             axes.annotate(str(p[chart.size]), place, (4, 4), textcoords="offset points", size=8)
     axes.set_xlabel(chart.x_label)
     axes.set_ylabel(chart.y_label)
+    axes.margins(0.08)
     axes.set_ylim(bottom=0)
     axes.set_xlim(left=0)
     axes.grid(alpha=0.3)
