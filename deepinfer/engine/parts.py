@@ -242,7 +242,7 @@ def build_parts(args: EngineArgs, settings: Settings) -> EngineParts:
         identity = hand_off_identity(identity[0], replay), identity[1]
     use_draft_budget = settings.use_draft_budget and num_drafts > 0
     if use_draft_budget:
-        key = _step_time_key(checkpoint, arithmetic, scheduler, device)
+        key = _step_time_key(checkpoint, arithmetic, scheduler, device, settings)
         times = _step_times(key, settings, runner, caches, scheduler, spec, queue)
         core.set_step_times(*times.for_core())
     return EngineParts(
@@ -278,8 +278,16 @@ def _vocabulary(tokenizer: Tokenizer, size: int, banned_ids: list[int]) -> Vocab
     return Vocabulary(tokens, size, tokenizer.eos_token_id)
 
 
+def _device_name(device: torch.device) -> str:
+    return device.type if device.type == "cpu" else torch.cuda.get_device_name(device)
+
+
 def _step_time_key(
-    checkpoint: Checkpoint, arithmetic: Arithmetic, scheduler: SchedulerConfig, device: torch.device
+    checkpoint: Checkpoint,
+    arithmetic: Arithmetic,
+    scheduler: SchedulerConfig,
+    device: torch.device,
+    settings: Settings,
 ) -> dict[str, Any]:
     """What the time of a step depends on."""
     config = repr(checkpoint.config).encode()
@@ -287,7 +295,8 @@ def _step_time_key(
         "model": str(checkpoint.path.resolve()),
         "config": hashlib.sha256(config).hexdigest(),
         "arithmetic": dataclasses.asdict(arithmetic),
-        "device": device.type,
+        "device": _device_name(device),
+        "eager": settings.enforce_eager,
         "machine": platform.machine(),
         "threads": (torch.get_num_threads(), cpu.context().num_threads),
         "versions": (__version__, torch.__version__),

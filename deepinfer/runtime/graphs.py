@@ -34,6 +34,8 @@ from deepinfer.utils.logging import get_logger
 
 logger = get_logger(__name__)
 
+ROW_PARAMETERS = tuple(field.name for field in dataclasses.fields(RowParameters))
+
 
 @dataclass(frozen=True)
 class GraphSizes:
@@ -164,7 +166,7 @@ class DecodeGraphs:
         self._buffers.put_batch(batch, self._num_seqs(rows), self._num_blocks(bound))
         self._current = (rows, batch.num_rows, batch.num_seqs)
         graph, counters = self._forwards[rows, bound], self._caches.counters
-        before = dataclasses.asdict(counters)
+        before = dict(vars(counters))
         graph.replay()
         for name, count in before.items():  # whatever a replay itself counts
             setattr(counters, name, count + graph.counted[name])
@@ -202,11 +204,11 @@ class DecodeGraphs:
 
     def _capture_forward(self, rows: int, bound: int) -> _Forward:
         counters = self._caches.counters
-        before = dataclasses.asdict(counters)
+        before = dict(vars(counters))
         replay = self._capture(
             lambda: self._forward(rows, bound), f"a forward of {rows} rows and {bound} tokens of context"
         )
-        after = dataclasses.asdict(counters)  # of the run before the capture and the capture itself
+        after = dict(vars(counters))  # of the run before the capture and the capture itself
         for name, count in before.items():
             setattr(counters, name, count)
         return _Forward(replay, {name: (after[name] - count) // 2 for name, count in before.items()})
@@ -225,8 +227,7 @@ class DecodeGraphs:
 
     def _sample(self, rows: int) -> None:
         num_seqs = self._num_seqs(rows)
-        names = (field.name for field in dataclasses.fields(RowParameters))
-        parameters = RowParameters(*(self._buffers.sampling(name, rows) for name in names))
+        parameters = RowParameters(*(self._buffers.sampling(name, rows) for name in ROW_PARAMETERS))
         for start in range(0, rows, self._rows_at_once):
             stop = min(start + self._rows_at_once, rows)
             logits = self._model.compute_logits(self._hidden[start:stop])
@@ -249,9 +250,8 @@ class DecodeGraphs:
         max_rows = self._buffers.max_rows
         batch = self._buffers.batch(max_rows, num_seqs, self.sizes.bounds[-1], 1)
         verified, final = self._verified, self._verified.final_rows[:num_seqs].long()
-        names = (field.name for field in dataclasses.fields(RowParameters))
         parameters = RowParameters(
-            *(self._buffers.sampling(name, max_rows).index_select(0, final) for name in names)
+            *(self._buffers.sampling(name, max_rows).index_select(0, final) for name in ROW_PARAMETERS)
         )
         last = (verified.num_emitted[:num_seqs] - 1).clamp(min=0).long()
         proposal = self._drafter.propose(

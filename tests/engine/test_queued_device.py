@@ -5,9 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 
+from deepinfer.engine import parts
+from deepinfer.runtime.step_time import StepSize, StepTimes
 from deepinfer.sampling_params import SamplingParams
 from deepinfer.settings import Settings
 from tests.engine.matrix import bundled_prompts
@@ -15,12 +18,12 @@ from tests.support.engines import facts, generate, make_llm
 from tests.support.fake_queue import FakeQueue, fake_device
 
 # No measured sizes: times on a CPU choose others each time.
-GRAPHS = {"graph_interval": 8, "draft_graph_interval": 4}
+GRAPHS = {"graph_interval": 24, "draft_graph_interval": 4}
 
 
 def work() -> tuple[list[list[int]], list[SamplingParams]]:
     """Plain requests of all styles, ended by length, by a stop token, late and early."""
-    prompts = [list(prompt) for prompt in bundled_prompts()[:10]]
+    prompts = [list(prompt) for prompt in bundled_prompts()[:7]]
     styles = ({"temperature": 0.0}, {"temperature": 1.0}, {"temperature": 0.7, "top_p": 0.9, "top_k": 20})
     params = [
         SamplingParams(max_tokens=8 + 3 * row, seed=row, ignore_eos=row % 2 == 0, **styles[row % 3])
@@ -42,7 +45,7 @@ def special() -> list[SamplingParams]:
 @pytest.fixture(scope="module")
 def expected() -> Iterator[tuple[Any, Any]]:
     """Of the CPU's own path."""
-    with make_llm(max_num_seqs=6, settings=Settings()) as llm:
+    with make_llm(max_num_seqs=4, settings=Settings()) as llm:
         yield facts(generate(llm, *work())), facts(generate(llm, work()[0][:4], special()))
 
 
@@ -50,7 +53,7 @@ def expected() -> Iterator[tuple[Any, Any]]:
 def test_graphs_and_eager_steps_give_the_same(expected, is_async):
     queue = FakeQueue()
     settings = Settings(use_async_scheduling=is_async, **GRAPHS)
-    with fake_device(queue), make_llm(max_num_seqs=6, settings=settings) as llm:
+    with fake_device(queue), make_llm(max_num_seqs=4, settings=settings) as llm:
         assert facts(generate(llm, *work())) == expected[0]
         stats = llm.get_stats()
         assert stats.num_graph_steps > 10 and stats.num_eager_steps == stats.num_prefill_steps
@@ -64,7 +67,7 @@ def test_graphs_and_eager_steps_give_the_same(expected, is_async):
 
 def test_without_graphs(expected):
     queue = FakeQueue()
-    with fake_device(queue), make_llm(max_num_seqs=6, settings=Settings(enforce_eager=True)) as llm:
+    with fake_device(queue), make_llm(max_num_seqs=4, settings=Settings(enforce_eager=True)) as llm:
         assert facts(generate(llm, *work())) == expected[0]
         assert facts(generate(llm, work()[0][:4], special())) == expected[1]
         assert llm.get_stats().num_graph_steps == 0 and queue.captured == []
@@ -73,7 +76,7 @@ def test_without_graphs(expected):
 def test_without_drafts_and_without_graphs_of_the_drafter(expected):
     for settings in (Settings(num_draft_tokens=0, **GRAPHS), Settings(draft_enforce_eager=True, **GRAPHS)):
         queue = FakeQueue()
-        with fake_device(queue), make_llm(max_num_seqs=6, settings=settings) as llm:
+        with fake_device(queue), make_llm(max_num_seqs=4, settings=settings) as llm:
             assert facts(generate(llm, *work())) == expected[0]
         assert not any("drafts" in name for name in queue.captured) and queue.num_replays > 0
 
@@ -82,9 +85,13 @@ def test_rows_dealt_by_confidence(expected):
     """The total of a step is the host's, who has what is the device's; then it is padded."""
     queue = FakeQueue()
     settings = Settings(use_draft_budget=True, **GRAPHS)
-    with fake_device(queue), make_llm(max_num_seqs=6, settings=settings) as llm:
-        curve = [(1, 1, 1.0), (6, 6, 1.2), (6, 18, 3.0), (6, 36, 9.0)]
-        llm.llm_engine.core.set_step_times(curve, [(1, 1.0), (6, 1.2)])
+    times = {(1, 1): 1.0, (4, 4): 1.2, (4, 12): 3.0, (4, 24): 9.0}
+    curve = StepTimes(
+        {StepSize(*size): ms for size, ms in times.items()}
+        | {StepSize(n, n, is_drafted=False): 1.0 for n in (1, 4)}
+    )
+    measured = mock.patch.object(parts, "measure", return_value=curve)
+    with fake_device(queue), measured, make_llm(max_num_seqs=4, settings=settings) as llm:
         assert facts(generate(llm, *work())) == expected[0]
         stats = llm.get_stats()
         assert stats.num_graph_steps > 10 and 0 < stats.num_verified < stats.num_drafted
