@@ -6,6 +6,7 @@ step       prefill_batch_size tokens, of prefill_batch_size / uncached requests,
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,7 @@ def measure_prefill(setting: Setting, settings: Settings) -> dict[str, Any]:
     max_num_seqs = 4 * at_once
     with opened(
         setting,
-        settings,
+        dataclasses.replace(settings, enforce_eager=True),  # graphs are for decode steps, and there is none
         max_num_seqs=max_num_seqs,
         max_model_len=context + 2,
         max_num_batched_tokens=max(batch, max_num_seqs * (1 + setting.num_drafts)),

@@ -80,8 +80,7 @@ def measure_roofline(setting: Setting, settings: Settings) -> dict[str, Any]:
         rows: of `rows_of`; kernels: (name, launches of a step, ms); counters: bytes of cache records that a
         step read; emulated, skipped: of `emulated.report`.
     """
-    if hasattr(settings, "enforce_eager"):
-        settings = dataclasses.replace(settings, enforce_eager=True)
+    settings = dataclasses.replace(settings, enforce_eager=True)  # replays do not say who launched a kernel
     setting = dataclasses.replace(setting, warmup=4, steps=NUM_STEPS)
     with opened(setting, settings, **decode_arguments(setting)) as (llm, stepper):
         start(llm, stepper, setting)
