@@ -221,6 +221,7 @@ def build_parts(args: EngineArgs, settings: Settings) -> EngineParts:
         is_queued=queue is not None,
     )
     if queue is not None:
+        queue.drain()  # weights and pools were not made by its launches
         runner.timers = QueueTimers(queue.mark)
         if args.engine_type != EngineType.PROMPT:
             runner.graphs = build_graphs(

@@ -59,7 +59,7 @@ class DeviceQueue(Protocol):
         """What is queued from here on waits until the copies that were started have read their sources."""
 
     def drain(self) -> None:
-        """Wait until everything queued has run."""
+        """Wait until everything launched on the device has run, also beside the queue."""
 
 
 class GraphMemoryError(RuntimeError):

@@ -49,7 +49,6 @@ class CudaQueue:
         self.stream = self._stream = torch.cuda.Stream(device)
         self._copies = torch.cuda.Stream(device)
         self._last_fetch: torch.cuda.Event | None = None
-        self._stream.wait_stream(torch.cuda.current_stream(device))  # what was loaded before
 
     @contextmanager
     def launching(self) -> Iterator[None]:
@@ -89,8 +88,7 @@ class CudaQueue:
             self._stream.wait_event(self._last_fetch)
 
     def drain(self) -> None:
-        self._stream.synchronize()
-        self._copies.synchronize()
+        torch.cuda.synchronize(self.device)
 
 
 class _StreamMark:
