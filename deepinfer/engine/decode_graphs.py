@@ -60,7 +60,7 @@ def build_graphs(
         eos_token_id=eos_token_id,
         num_draft_tokens=scheduler.num_draft_tokens,
         max_num_seqs=scheduler.max_num_seqs,
-        rows_at_once=rows_at_once(model.spec.vocab_size),
+        rows_at_once=rows_at_once(model.spec.vocab_size, queue.device.type),
         capture=queue.capture(),
         sizes=graph_sizes(settings, scheduler, drafter is not None),
     )

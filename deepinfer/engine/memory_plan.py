@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from deepinfer.config import CacheConfig, SchedulerConfig
 from deepinfer.models.base import ModelSpec
 from deepinfer.runtime.cache_layout import CacheLayout
-from deepinfer.runtime.model_runner import LOGITS_BYTES
+from deepinfer.runtime.model_runner import logits_bytes
 
 MIB = 1 << 20
 
@@ -135,9 +135,9 @@ def most_seqs(budget: RankBudget, demand: CacheDemand) -> int:
     return low
 
 
-def workspace_bytes(spec: ModelSpec, num_rows: int, itemsize: int) -> int:
+def workspace_bytes(spec: ModelSpec, num_rows: int, itemsize: int, device_type: str = "cpu") -> int:
     """About what a step of so many rows holds at once: activations, scratch, and two copies of its logits."""
-    logits = min(LOGITS_BYTES, 4 * spec.vocab_size * num_rows)
+    logits = min(logits_bytes(device_type), 4 * spec.vocab_size * num_rows)
     return num_rows * spec.values_per_row * itemsize + spec.scratch_bytes + 2 * logits
 
 
@@ -180,7 +180,12 @@ class MemoryPlan:
 
 
 def plan_fixed(
-    spec: ModelSpec, scheduler: SchedulerConfig, weights: int, itemsize: int, swap_bytes: int = 0
+    spec: ModelSpec,
+    scheduler: SchedulerConfig,
+    weights: int,
+    itemsize: int,
+    swap_bytes: int = 0,
+    device_type: str = "cpu",
 ) -> tuple[MemoryItem, ...]:
     """What is held beside the caches; the caches get what this leaves.
 
@@ -190,12 +195,15 @@ def plan_fixed(
         weights: bytes of the weights.
         itemsize: bytes of an activation.
         swap_bytes: host memory for preempted sequences.
+        device_type: "cpu" or "cuda".
     """
     rows, drafts = scheduler.max_num_batched_tokens, scheduler.num_draft_tokens
     items = [
         MemoryItem("weights", weights, "backbone, head and tables" + (", drafter" if drafts else "")),
         MemoryItem(
-            "workspace", workspace_bytes(spec, rows, itemsize), f"a step of {rows} rows, about; while it runs"
+            "workspace",
+            workspace_bytes(spec, rows, itemsize, device_type),
+            f"a step of {rows} rows, about; while it runs",
         ),
     ]
     if drafts:

@@ -147,7 +147,8 @@ def build_parts(args: EngineArgs, settings: Settings) -> EngineParts:
     itemsize = getattr(torch, arithmetic.compute_dtype).itemsize
     swap_bytes = args.resolve_swap_bytes()
     device_bytes = _device_bytes(device)
-    fixed = plan_fixed(spec, scheduler, held_bytes(model, drafter, device=device), itemsize, swap_bytes)
+    weights = held_bytes(model, drafter, device=device)
+    fixed = plan_fixed(spec, scheduler, weights, itemsize, swap_bytes, device.type)
     cache = args.resolve_cache(
         scheduler,
         settings,

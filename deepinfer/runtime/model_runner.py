@@ -31,6 +31,7 @@ __all__ = ["ModelRunner", "StepOutput", "StepResult"]
 
 # Bytes of float32 logits that a step holds at once; rows beyond are sampled in slices.
 LOGITS_BYTES = 256 << 20
+DEVICE_LOGITS_BYTES = 1 << 30  # on a GPU, where each slice reads the whole head again
 
 
 class ModelRunner:
@@ -283,7 +284,7 @@ class ModelRunner:
     def _choose(self, hidden: Tensor, inputs: SamplingInputs, ratio: RatioVerifier | None) -> SampleResult:
         """The token of every row, the plain sampler's but for ratio requests; few logits exist at once."""
         num_rows = hidden.shape[0]
-        rows = rows_at_once(self._model.spec.vocab_size)
+        rows = rows_at_once(self._model.spec.vocab_size, hidden.device.type)
         if num_rows <= rows:
             return self._sampler.sample(self._logits(hidden), inputs, ratio)
         parts = []
@@ -365,9 +366,14 @@ class ModelRunner:
         return drafted
 
 
-def rows_at_once(vocab_size: int) -> int:
+def logits_bytes(device_type: str) -> int:
+    """Bytes of float32 logits that a step holds at once on a device."""
+    return LOGITS_BYTES if device_type == "cpu" else DEVICE_LOGITS_BYTES
+
+
+def rows_at_once(vocab_size: int, device_type: str) -> int:
     """Rows whose logits exist at the same time."""
-    return max(1, LOGITS_BYTES // (4 * vocab_size))
+    return max(1, logits_bytes(device_type) // (4 * vocab_size))
 
 
 @dataclass(frozen=True)
