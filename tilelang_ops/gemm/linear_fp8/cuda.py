@@ -54,7 +54,14 @@ def _splits(columns, width, num_groups):
     uses_tensor_cores=True,
 )
 def kernel(
-    columns: int, width: int, num_groups: int, num_splits: int, in_turn: bool, block_n: int, arch: str
+    columns: int,
+    width: int,
+    num_groups: int,
+    num_splits: int,
+    in_turn: bool,
+    block_n: int,
+    arch: str,
+    block_m: int = 128,
 ):
     return matrix_program(
         name="linear_fp8",
@@ -62,7 +69,7 @@ def kernel(
         columns=columns,
         width=width,
         result="bfloat16" if in_turn else "float32",
-        block_m=128,
+        block_m=block_m,
         block_n=block_n,
         num_groups=num_groups,
         num_splits=num_splits,
@@ -93,6 +100,8 @@ def run(x: Tensor, weight: Tensor, columns: int, num_groups: int) -> Tensor:
     block_n = tile_rows(num_rows, column_tiles if in_turn else column_tiles * num_splits, choices)
     out = x.new_empty(num_rows, num_groups * columns)
     sizes = {"columns": columns, "width": width, "num_groups": num_groups, "num_splits": num_splits}
+    if num_groups > 1 and columns % 128:
+        sizes["block_m"] = 64  # a tile lies in one group
     program = kernel(**sizes, in_turn=in_turn, block_n=block_n)
     packed = weight.view(torch.uint32).flatten(0, 1)
     if in_turn:
