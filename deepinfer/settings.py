@@ -276,6 +276,12 @@ class Settings:
         "of two.",
         "a few sizes that measured step times justify",
     )
+    graphs_on_demand: bool = env(
+        "DEEPINFER_CUDAGRAPH_ON_DEMAND",
+        False,
+        BOOLEAN,
+        "Capture a graph when a step first needs it, not all at the start: for runs that see few sizes.",
+    )
     draft_enforce_eager: bool = env(
         "DEEPINFER_DFLASH_ENFORCE_EAGER",
         False,

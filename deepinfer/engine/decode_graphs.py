@@ -30,7 +30,8 @@ def graph_sizes(settings: Settings, scheduler: SchedulerConfig, has_drafter: boo
         interval, most = settings.draft_graph_interval, scheduler.max_num_seqs
         drafting = candidate_sizes(most) if interval is None else spaced_sizes(most, interval)
     bounds = context_bounds(scheduler.max_model_len)
-    return GraphSizes(rows, bounds, drafting, is_chosen=settings.graph_interval is not None)
+    is_chosen = settings.graph_interval is not None
+    return GraphSizes(rows, bounds, drafting, is_chosen, is_lazy=settings.graphs_on_demand)
 
 
 def build_graphs(

@@ -118,13 +118,14 @@ class GraphCapture:
     """
 
     def __init__(self, queue: CudaQueue) -> None:
+        self._queue = queue
         self._stream = queue.stream
         self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, work: Callable[[], None], name: str) -> Callable[[], None]:
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.stream(self._stream):
+            with torch.cuda.stream(self._stream), self._queue.waiting():
                 work()  # compiles kernels, and lets everything grow that grows
                 self._stream.synchronize()
                 graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")

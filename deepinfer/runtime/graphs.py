@@ -46,12 +46,14 @@ class GraphSizes:
         bounds: tokens of the longest sequence.
         drafting: sequences of a proposal; empty to propose eagerly.
         is_chosen: the rows are what was asked for; else those that are worth it are found by measuring.
+        is_lazy: a graph is captured when a step first needs it, instead of all of them at the start.
     """
 
     rows: Sequence[int]
     bounds: Sequence[int]
     drafting: Sequence[int]
     is_chosen: bool = False
+    is_lazy: bool = False
 
 
 class DecodeGraphs:
@@ -124,6 +126,8 @@ class DecodeGraphs:
                 all sizes.
         """
         bounds, rows = list(self.sizes.bounds), list(self.sizes.rows)
+        if self.sizes.is_lazy:
+            return
         self._capture_forwards(bounds[-1:], rows[-1:])  # the largest one of all makes the room
         self._capture_forwards(bounds[:1], rows)
         if measure is not None and not self.sizes.is_chosen:
@@ -132,12 +136,9 @@ class DecodeGraphs:
             self.sizes = dataclasses.replace(self.sizes, rows=rows)
         self._capture_forwards(bounds, rows)
         for size in reversed(rows):
-            self._samples[size] = self._capture(lambda size=size: self._sample(size), f"sampling {size} rows")
-        if self._drafter is not None:
-            for size in reversed(self.sizes.drafting):
-                self._proposals[size] = self._capture(
-                    lambda size=size: self._propose(size), f"drafts of {size} sequences"
-                )
+            self._captured_sample(size)
+        for size in reversed(self.sizes.drafting):
+            self._captured_proposal(size)
         logger.info(
             "captured %d forwards (rows %s, context %s), %d samplings, %d proposals",
             len(self._forwards),
@@ -165,6 +166,7 @@ class DecodeGraphs:
         assert rows is not None and bound is not None, f"{batch.num_rows=} {batch.max_seqlen_k=}"
         self._buffers.put_batch(batch, self._num_seqs(rows), self._num_blocks(bound))
         self._current = (rows, batch.num_rows, batch.num_seqs)
+        self._capture_forwards([bound], [rows])
         graph, counters = self._forwards[rows, bound], self._caches.counters
         before = dict(vars(counters))
         graph.replay()
@@ -180,7 +182,7 @@ class DecodeGraphs:
         """Replay head, sampling and verification behind the newest forward."""
         rows, num_rows, num_seqs = self._current
         self._buffers.put_sampling(inputs)
-        self._samples[rows]()
+        self._captured_sample(rows)()
         chosen = SampleResult(self._tokens[:num_rows], self._faults[:num_rows], None, None, None, None)
         parts = self._verified
         return chosen, Verified(
@@ -193,7 +195,9 @@ class DecodeGraphs:
 
     def propose(self, num_seqs: int) -> tuple[Tensor, Tensor, Tensor]:
         """Replay the proposal behind the newest `sample`: drafts, confidences, their logits, [S, k] each."""
-        self._proposals[fitting(self.sizes.drafting, num_seqs)]()
+        size = fitting(self.sizes.drafting, num_seqs)
+        assert size is not None, f"{num_seqs=}"
+        self._captured_proposal(size)()
         return tuple(part[:num_seqs] for part in (self._drafts, self._confidences, self._confidence_logits))
 
     def _capture_forwards(self, bounds: Sequence[int], rows: Sequence[int]) -> None:
@@ -201,6 +205,18 @@ class DecodeGraphs:
             for size in reversed(rows):
                 if (size, bound) not in self._forwards:
                     self._forwards[size, bound] = self._capture_forward(size, bound)
+
+    def _captured_sample(self, rows: int) -> Callable[[], None]:
+        if rows not in self._samples:
+            self._samples[rows] = self._capture(lambda: self._sample(rows), f"sampling {rows} rows")
+        return self._samples[rows]
+
+    def _captured_proposal(self, num_seqs: int) -> Callable[[], None]:
+        if num_seqs not in self._proposals:
+            self._proposals[num_seqs] = self._capture(
+                lambda: self._propose(num_seqs), f"drafts of {num_seqs} sequences"
+            )
+        return self._proposals[num_seqs]
 
     def _capture_forward(self, rows: int, bound: int) -> _Forward:
         counters = self._caches.counters

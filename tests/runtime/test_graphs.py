@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from tests.support.table_model import drive, make_runner, requests
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA device")
 SIZES = GraphSizes(rows=(2, 5, 16, 44), bounds=(130, 512), drafting=(1, 4, 11), is_chosen=True)
+LAZY = dataclasses.replace(SIZES, is_lazy=True)
 
 
 def open_queue(place: str) -> tuple[torch.device, Any]:
@@ -36,7 +38,9 @@ def open_queue(place: str) -> tuple[torch.device, Any]:
     return device, CudaQueue(device, SyncGuard(True))
 
 
-def make_executor(place: str, *, with_graphs: bool, rows_at_once: int = 7) -> tuple[Any, Any, torch.device]:
+def make_executor(
+    place: str, *, with_graphs: bool, rows_at_once: int = 7, sizes: GraphSizes = SIZES
+) -> tuple[Any, Any, torch.device]:
     """A stream executor over the table model, its runner and the device."""
     device, queue = open_queue(place)
     runner, parts = make_runner(device, is_queued=True)
@@ -50,7 +54,7 @@ def make_executor(place: str, *, with_graphs: bool, rows_at_once: int = 7) -> tu
             **parts,
             rows_at_once=rows_at_once,
             capture=queue.capture(),
-            sizes=SIZES,
+            sizes=sizes,
         )
         graphs.build()
         runner.graphs = graphs
@@ -81,6 +85,17 @@ def test_replayed_and_eager_steps_give_the_same(place, count):
             assert executor.busy_seconds > 0 and executor.idle_seconds >= 0
             assert set(runner.timers.seconds) == {"forward", "sample", "draft"}
             assert runner._caches.counters.query_rows >= 6 * count, "replays count what they do"
+
+
+@pytest.mark.parametrize("place", ["cpu", pytest.param("cuda", marks=needs_gpu)])
+def test_graphs_on_demand(place):
+    executor, runner, device = make_executor(place, with_graphs=True, sizes=LAZY)
+    assert runner.graphs._forwards == {} and runner.graphs._samples == {}
+    found = drive(executor, device, requests(3), 4, is_async=True)
+    expected = plain(3, 4, is_queued=place == "cuda")
+    assert [step[:4] for step in found] == [step[:4] for step in expected]
+    assert set(runner.graphs._forwards) == {(5, 130), (16, 130)} and set(runner.graphs._proposals) == {4}
+    assert runner.num_graph_steps == 4
 
 
 def test_counters_of_replays():

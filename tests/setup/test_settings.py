@@ -181,7 +181,13 @@ def test_token_ranges_that_are_refused(text: str):
         parse_token_ranges(text)
 
 
-OWN = ("EXTERNAL_KERNELS", "KERNEL_LIBRARY", "XGRAMMAR_MEMORY_LIMIT_BYTES", "DISABLE_CORE_BINDING")
+OWN = (
+    "EXTERNAL_KERNELS",
+    "KERNEL_LIBRARY",
+    "XGRAMMAR_MEMORY_LIMIT_BYTES",
+    "DISABLE_CORE_BINDING",
+    "CUDAGRAPH_ON_DEMAND",
+)
 
 
 def test_every_variable_of_the_original_is_known():
