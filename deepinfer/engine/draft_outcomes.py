@@ -7,7 +7,8 @@ block has as many known outcomes as drafts were verified up to a drafted end of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 from deepinfer.engine.assembly import OutputAssembler
 from deepinfer.engine.intake import Request
 from deepinfer.engine.parts import EngineParts
+from deepinfer.platform.base import DeviceQueue
 from deepinfer.runtime.step_output import StepResult
 from deepinfer.sampling.calibration import Blocks
 
@@ -120,9 +122,11 @@ def record_blocks(
         if plan is None:
             assembler.collect(ended)
             continue
-        runner.prepare(*builder.batch(plan))
-        runner.forward()
-        result = runner.sample(builder.sampling(plan)).fetch()
+        inputs = builder.batch(plan), builder.sampling(plan)
+        with _awaited(parts.queue):
+            runner.prepare(*inputs[0])
+            runner.forward()
+            result = runner.sample(inputs[1]).fetch()
         commit = core.commit(plan, **result.as_arrays())
         recorder.add_step(plan, result, commit)
         assembler.collect(ended, commit)
@@ -131,3 +135,13 @@ def record_blocks(
     recorded = recorder.recorded(num_positions)
     places = [place_of[seq_id] for seq_id in recorded.sources.tolist()]
     return RecordedBlocks(recorded.blocks, np.array(places, np.int64))
+
+
+@contextmanager
+def _awaited(queue: DeviceQueue | None) -> Iterator[None]:
+    """Inside, work goes to a device's queue, and waiting for it is meant."""
+    if queue is None:
+        yield
+        return
+    with queue.launching(), queue.waiting():
+        yield
