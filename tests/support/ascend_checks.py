@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
+from collections import Counter
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from tests.support.build_cache import build_cache, write_whole
 from tilelang_ops.common.kernels import ASCEND_TARGET, Program, compiler_target
@@ -18,6 +21,8 @@ from tilelang_ops.common.kernels import ASCEND_TARGET, Program, compiler_target
 UNIFIED_BUFFER = 248 << 10  # bytes of a vector core
 UNIFIED_BUFFER_SIMT = 216 << 10  # what a program with a SIMT section may use of them
 L0C = 256 << 10  # bytes of accumulators of a cube core
+# Bytes of a cube core's other memory.
+CUBE_MEMORY = {"shared.l1": 512 << 10, "shared.l0a": 64 << 10, "shared.l0b": 64 << 10}
 
 
 @dataclass(frozen=True)
@@ -27,12 +32,14 @@ class AscendReport:
     Attributes:
         unified_buffer_bytes: of a vector core.
         accumulator_bytes: of a cube core.
+        cube_bytes: what the program declares in a cube core's other memory, each version of a buffer counted.
         is_simt: it has a SIMT section.
         is_cube: it has matrix products.
     """
 
     unified_buffer_bytes: int
     accumulator_bytes: int
+    cube_bytes: dict[str, int]
     is_simt: bool
     is_cube: bool
 
@@ -42,6 +49,7 @@ def check(report: AscendReport, *, uses_cube: bool) -> None:
     limit = UNIFIED_BUFFER_SIMT if report.is_simt else UNIFIED_BUFFER
     assert report.unified_buffer_bytes <= limit, report
     assert report.accumulator_bytes <= L0C, report
+    assert all(report.cube_bytes[scope] <= size for scope, size in CUBE_MEMORY.items()), report
     assert report.is_cube or not uses_cube, report
 
 
@@ -70,18 +78,40 @@ def _lower(program: Program) -> AscendReport:
 
     target = Target(compiler_target(ASCEND_TARGET))
     configs = normalize_pass_configs(dict(program.factory.pass_configs))
+    traced = program.trace(ASCEND_TARGET)
     with tilelang.transform.PassContext(opt_level=3, config=configs), target:
-        artifact = tilelang.lower(program.trace(ASCEND_TARGET), target=target)
+        artifact = tilelang.lower(traced, target=target)
     source = str(artifact.kernel_source)
     sizes = [
         int(re.sub(r"\D", "", str(function.attrs["dyn_shared_memory_buf"]).replace("int64", "")) or 0)
         for function in artifact.device_mod.functions.values()
         if function.attrs and "dyn_shared_memory_buf" in function.attrs
     ]
-    accumulators = re.findall(r"__cc__\s+(float|int32_t)\s+\w+\[(\d+)\]", source)
+    declared = _declared_bytes(traced)
     return AscendReport(
         unified_buffer_bytes=max(sizes, default=0),
-        accumulator_bytes=sum(4 * int(count) for _, count in accumulators),
+        accumulator_bytes=declared["shared.l0c"],
+        cube_bytes={scope: declared[scope] for scope in CUBE_MEMORY},
         is_simt="__simt_vf__" in source,
-        is_cube="ascend_gemm" in source or "Mmad" in source,
+        is_cube="ascend_gemm" in source or "asc_mmad" in source,
     )
+
+
+def _declared_bytes(program: Any) -> Counter[str]:
+    """Bytes of a traced program's buffers by scope, of as many versions as it asks for."""
+    from tvm import DataType
+    from tvm.tirx.stmt_functor import post_order_visit
+
+    buffers, versions = {}, {}
+
+    def look(node: Any) -> None:
+        if type(node).__name__ == "SBlock":
+            buffers.update((buffer.data, buffer) for buffer in node.alloc_buffers)
+            versions.update(node.annotations.get("tl.buffer_versions_map", {}))
+
+    post_order_visit(program.body, look)
+    total: Counter[str] = Counter()
+    for data, buffer in buffers.items():
+        elements = math.prod(int(size) for size in buffer.shape)
+        total[buffer.scope()] += int(versions.get(data, 1)) * elements * DataType(buffer.dtype).bits // 8
+    return total

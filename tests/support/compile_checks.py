@@ -81,7 +81,9 @@ def check(report: Report, *, uses_tensor_cores: bool, spilled_bytes: int = 0) ->
     )
 
 
-def covering(programs: Iterable[Program], *, every_factory: bool = True) -> list[Program]:
+def covering(
+    programs: Iterable[Program], *, every_factory: bool = True, both_ends: bool = True
+) -> list[Program]:
     """One program of every factory, and two (the first and the last) of those with matrix products.
 
     `python -m tests.support.compile_checks` compiles all that a model launches.
@@ -89,6 +91,7 @@ def covering(programs: Iterable[Program], *, every_factory: bool = True) -> list
     Args:
         programs: what to choose from, those of a factory together.
         every_factory: False takes one factory of each family of operators, and those with matrix products.
+        both_ends: False takes one program of those too.
     """
     by_factory: dict[str, list[Program]] = {}
     for program in programs:
@@ -98,7 +101,7 @@ def covering(programs: Iterable[Program], *, every_factory: bool = True) -> list
     for name, own in by_factory.items():
         family, has_matrix = name.partition(".")[0], own[0].factory.uses_tensor_cores
         if every_factory or has_matrix or family not in families:
-            chosen += [own[0], *(own[-1:] if len(own) > 1 and has_matrix else [])]
+            chosen += [own[0], *(own[-1:] if len(own) > 1 and has_matrix and both_ends else [])]
             families.add(family)
     return chosen
 

@@ -1,9 +1,10 @@
-"""Run an operator's CUDA backend: on a GPU where there is one, and from its traced program on the CPU."""
+"""Run an operator's kernels: on a GPU where there is one, and from their traced programs on the CPU."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from tests.support.compare import assert_same_bits
 from tests.support.traced import traced
-from tilelang_ops.common.kernels import CUDA_TARGETS
+from tilelang_ops.common.kernels import ASCEND_TARGET, CUDA_TARGETS
 
 # Families whose programs differ between the CUDA architectures; others are traced for the first alone.
 WITH_VARIANTS = ("attention", "gemm", "indexer")
@@ -29,7 +30,7 @@ class KernelRunner:
     """Where kernels run: "cuda" is the device, an architecture the CPU run of the program traced for it.
 
     Attributes:
-        place: one of `places`.
+        place: one of `places`, or Ascend: there what has products runs the program in `ascend.py`.
         allow_outside: the program may reach outside its tensors, where TileLang's guards answer: tiles that
             hang over the end of a tensor.
         contract: also run with products fused into sums, as nvcc may; the bits must stay.
@@ -54,12 +55,14 @@ class KernelRunner:
         same bits; on a device the kernel runs twice likewise.
 
         Args:
-            module: a backend module, `tilelang_ops.<family>.<op>.cuda`.
+            module: a backend module, `tilelang_ops.<family>.<op>.cuda`; for Ascend its sibling runs.
             args, kwargs: of its `run`; tensors on the CPU.
 
         Returns:
             the result, and the arguments as `run` left them; all on the CPU.
         """
+        if self.place == ASCEND_TARGET:
+            module = import_module(f"{module.__package__}.ascend")
         first = self._once(module, args, kwargs)
         self._compare(first, self._once(module, args, kwargs, reverse=True), "forwards and backwards")
         if self.contract and self.place != "cuda":
@@ -82,7 +85,9 @@ class KernelRunner:
             result = module.run(*args, **kwargs)
             torch.cuda.synchronize()
         else:
-            with traced(self.place, reverse=reverse, contract=contract, allow_outside=self.allow_outside):
+            # A copy of a tile to or from an Ascend core ends where the tensor does.
+            allow_outside = self.allow_outside or self.place == ASCEND_TARGET
+            with traced(self.place, reverse=reverse, contract=contract, allow_outside=allow_outside):
                 result = module.run(*args, **kwargs)
         return _to_cpu(result), [_to_cpu(a) for a in (*args, *kwargs.values())]
 

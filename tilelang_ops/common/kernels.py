@@ -169,10 +169,18 @@ def cuda_kernel(
 
 
 def ascend_kernel(
-    *, builds: Callable[[ModelSizes], Sequence[Sizes]], pass_configs: Sizes | None = None
+    *,
+    builds: Callable[[ModelSizes], Sequence[Sizes]],
+    pass_configs: Sizes | None = None,
+    uses_tensor_cores: bool = False,
 ) -> Callable[[Callable[..., Any]], KernelFactory]:
-    """Decorate a factory in the Ascend dialect, of a kernel that CUDA writes in another way."""
-    decorate = cuda_kernel(builds=builds, targets=(ASCEND_TARGET,), pass_configs=pass_configs)
+    """Decorate a factory in the Ascend dialect; `uses_tensor_cores` asks for products on the cube cores."""
+    decorate = cuda_kernel(
+        builds=builds,
+        targets=(ASCEND_TARGET,),
+        pass_configs=pass_configs,
+        uses_tensor_cores=uses_tensor_cores,
+    )
     return lambda make: replace(decorate(make), is_cuda=False)
 
 

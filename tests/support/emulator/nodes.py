@@ -22,6 +22,8 @@ C_TYPES = {
 }
 # Scopes of memory that every thread has a copy of.
 PRIVATE_SCOPES = ("local", "local.var")
+# Memory of an Ascend cube core; what else a program for Ascend allocates, each of its vector cores has.
+CUBE_SCOPES = ("shared.l1", "shared.l0a", "shared.l0b", "shared.l0c")
 SERIAL, PARALLEL, THREAD_BINDING = 0, 1, 4  # kinds of loops that matter here
 
 
@@ -77,6 +79,22 @@ def uses_threads(body: Any) -> bool:
     visit(body, look)
     per_thread = ("shfl", "warp", "lane", "ballot", "activemask", "_sync", "syncthreads")
     return any(v in used for v in thread_variables) or any(word in op for op in ops for word in per_thread)
+
+
+def is_vector_core_loop(node: Any) -> bool:
+    """Whether a loop is over the vector cores of a cube core."""
+    return kind_of(node) == "For" and int(node.kind) == THREAD_BINDING and _tag(node) == "cthread"
+
+
+def uses_vector_cores(body: Any) -> bool:
+    """Whether the program is one for Ascend's cube and vector cores."""
+    found = []
+    visit(body, lambda node: found.append(node) if is_vector_core_loop(node) else None)
+    return bool(found)
+
+
+def _tag(loop: Any) -> str:
+    return str(loop.thread_binding.thread_tag)
 
 
 def block_facts(body: Any) -> tuple[list[Any], tuple[int, int, int], dict[Any, str]]:

@@ -4,6 +4,10 @@ Blocks run one after another, and parallel loops serially; both backwards in a r
 speaks of single threads, those of a block are fibers: what they do together (tile operators, parallel loops,
 stores to fragments) one of them does between two barriers. Under `if thread < n` the threads of each branch
 are a group of their own, and do such things without the others.
+
+In a program for Ascend's cube and vector cores the threads are the vector cores of a cube core. Each has its
+own of all memory but the cube core's, where they meet: what touches that memory and global memory alone the
+cube core does, between two barriers. Loops over SIMT threads are serial.
 """
 
 from __future__ import annotations
@@ -14,18 +18,21 @@ from typing import Any
 
 from tests.support.emulator.expressions import COMBINATIONS, Expressions
 from tests.support.emulator.nodes import (
+    CUBE_SCOPES,
     PARALLEL,
     PRIVATE_SCOPES,
     THREAD_BINDING,
     Unsupported,
     block_facts,
     c_type,
+    is_vector_core_loop,
     kind_of,
     op_of,
     uses_threads,
+    uses_vector_cores,
 )
 
-COPIES = ("copy", "async_copy", "tma_copy")
+COPIES = ("copy", "async_copy", "tma_copy", "ascend_copy")
 PRODUCTS = ("gemm", "wgmma_gemm", "tcgen05_gemm")
 # What orders or times the hardware and changes no value here, where every operator ends before the next one.
 NO_EFFECT = frozenset(
@@ -42,7 +49,8 @@ class Statements(Expressions):
     def __init__(self, program: Any) -> None:
         super().__init__()
         self.lines: list[str] = []
-        self._has_threads = uses_threads(program.body)
+        self._is_ascend = uses_vector_cores(program.body)
+        self._has_threads = self._is_ascend or uses_threads(program.body)
         self._threads = (1, 1, 1)
         self._reducers: dict[Any, str] = {}
         self._parallel_depth = 0
@@ -63,7 +71,7 @@ class Statements(Expressions):
     @contextmanager
     def together(self, *buffers: Any) -> Iterator[None]:
         """What all threads of a block do together, unless it concerns a thread's own memory."""
-        is_private = any(b.scope() in PRIVATE_SCOPES for b in buffers)
+        is_private = any(self._is_private(b) for b in buffers) or (self._is_ascend and not buffers)
         if not self._has_threads or self._parallel_depth > 0 or is_private:
             yield
             return
@@ -73,6 +81,12 @@ class Statements(Expressions):
         with self.braces(f"if (is_leader({first}))"):
             yield
         self.write(barrier)
+
+    def _is_private(self, buffer: Any) -> bool:
+        """Whether every thread has memory of its own for a buffer."""
+        if self._is_ascend:
+            return buffer.scope() not in (*CUBE_SCOPES, "global")
+        return buffer.scope() in PRIVATE_SCOPES
 
     @contextmanager
     def branch(self, group: tuple[int, int] | None) -> Iterator[None]:
@@ -173,7 +187,7 @@ class Statements(Expressions):
             with self.braces():
                 self._loop_variable(s, is_parallel=True)
                 is_inner = kind_of(s.body) == "For" and int(s.body.kind) == THREAD_BINDING
-                if is_inner:
+                if is_inner and not is_vector_core_loop(s.body):
                     self.statement(s.body)
                 else:
                     self._block(s.body)
@@ -207,15 +221,20 @@ class Statements(Expressions):
     def _block(self, body: Any) -> None:
         """One block of threads: its memory, then what it does."""
         buffers, self._threads, self._reducers = block_facts(body)
+        if is_vector_core_loop(body):
+            self._threads = int(body.extent), 1, 1
         x, y, z = self._threads
-        shared = [b for b in buffers if b.scope() not in PRIVATE_SCOPES]
-        private = [b for b in buffers if b.scope() in PRIVATE_SCOPES]
+        shared = [b for b in buffers if not self._is_private(b)]
+        private = [b for b in buffers if self._is_private(b)]
         for buffer in shared:
             self._allocate(buffer)
         head = f"run_block({x * y * z}, [&]" if self._has_threads else "([&]"
         with self.braces(head, ");" if self._has_threads else ")();"):
             for buffer in private:
                 self._allocate(buffer)
+            if is_vector_core_loop(body):
+                self.write(f"const int32_t {self.name(body.loop_var)} = thread();")
+                body = body.body
             self.statement(body)
 
     def _allocate(self, buffer: Any) -> None:
@@ -227,17 +246,24 @@ class Statements(Expressions):
 
     # -- tile operators
 
-    def region(self, call: Any) -> tuple[Any, str]:
-        """Buffer of a `T.region`, and the runtime's `Region`."""
+    def region(self, call: Any, split_axis: int | None = None) -> tuple[Any, str]:
+        """Buffer of a `T.region`, and the runtime's `Region`; with a `split_axis` a thread's share of it."""
         if op_of(call) != "region":
             raise Unsupported(f"{op_of(call)} where a region is expected")
         first, _access, *extents = call.args
         buffer = first.buffer
+        parts = [
+            [self.expression(base), self.expression(extent)] for base, extent in zip(first.indices, extents)
+        ]
+        if split_axis is not None:
+            base, extent = parts[split_axis]
+            share = f"int64_t({extent}) / {self._threads[0]}"
+            parts[split_axis] = [f"int64_t({base}) + thread() * ({share})", share]
         axes = ", ".join(
-            f"{{int64_t({self.expression(base)}), int64_t({self.expression(extent)}), {size}, {stride}, "
-            f"{'false' if _is_one(extent) else 'true'}}}"
-            for base, extent, size, stride in zip(
-                first.indices, extents, self.sizes(buffer), self.strides(buffer), strict=True
+            f"{{int64_t({base}), int64_t({extent}), {size}, {stride}, "
+            f"{'false' if _is_one(whole) else 'true'}}}"
+            for (base, extent), whole, size, stride in zip(
+                parts, extents, self.sizes(buffer), self.strides(buffer), strict=True
             )
         )
         return buffer, f"Region{{{self.name(buffer.data)}, {len(extents)}, {{{axes}}}}}"
@@ -300,7 +326,12 @@ class Statements(Expressions):
         ranks = [sum(not _is_one(extent) for extent in r.args[2:]) for r in (from_, to)]
         if ranks[0] != ranks[1]:
             raise Unsupported("copy between regions of different rank")
-        self._two_regions("copy<{to}, {from_}>", [from_, to])
+        split = int((annotations or {}).get("dual_dst_ctl", 0))  # 1: rows, 2: columns, to either vector core
+        if split == 0:
+            self._two_regions("copy<{to}, {from_}>", [from_, to])
+        else:
+            (source, part), (target, whole) = self.region(from_, split - 3), self.region(to)
+            self.write(f"copy<{c_type(target.dtype)}, {c_type(source.dtype)}>({part}, {whole});")
 
     def _fill(self, region: Any, value: Any) -> None:
         buffer, text = self.region(region)

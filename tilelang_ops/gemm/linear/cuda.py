@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from tilelang_ops.common.kernels import cuda_kernel
+from tilelang_ops.common.kernels import CUDA_TARGETS, cuda_kernel
 from tilelang_ops.common.matrix import (
     MANY_BLOCKS,
     matrix_program,
@@ -14,7 +14,7 @@ from tilelang_ops.common.matrix import (
 )
 
 
-def _shapes(model):
+def shapes(model):
     """(columns, width, parts, result) of the model's bfloat16 and float32 weights."""
     hidden, mixes = model.hidden_size, model.hc_mult
     return [
@@ -38,7 +38,7 @@ def _shapes(model):
             "in_turn": in_turn,
             "block_n": block_n,
         }
-        for columns, width, parts, result in _shapes(model)
+        for columns, width, parts, result in shapes(model)
         for in_turn in (True, False)
         for block_n in (64, 128, 256)
         if (in_turn and parts == 1) or (not in_turn and split_count(columns * parts, width) > 1)
@@ -70,9 +70,10 @@ def kernel(columns: int, width: int, result: str, num_splits: int, in_turn: bool
             "num_splits": split_count(columns * parts, width),
             "result": result,
         }
-        for columns, width, parts, result in _shapes(model)
+        for columns, width, parts, result in shapes(model)
         if split_count(columns * parts, width) > 1
-    ]
+    ],
+    targets=CUDA_TARGETS,
 )
 def sum_parts(columns: int, num_parts: int, num_splits: int, result: str):
     return sum_program(

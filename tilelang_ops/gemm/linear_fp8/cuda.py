@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from tilelang_ops.common.kernels import cuda_kernel
+from tilelang_ops.common.kernels import CUDA_TARGETS, cuda_kernel
 from tilelang_ops.common.matrix import (
     MANY_BLOCKS,
     TILE_COSTS,
@@ -15,7 +15,7 @@ from tilelang_ops.common.matrix import (
 )
 
 
-def _shapes(model):
+def shapes(model):
     """(columns, width, groups) of the model's FP8 weights."""
     hidden, heads = model.hidden_size, model.num_attention_heads * model.head_dim
     inner = model.moe_intermediate_size
@@ -45,7 +45,7 @@ def _splits(columns, width, num_groups):
             "in_turn": in_turn,
             "block_n": block_n,
         }
-        for columns, width, groups in _shapes(model)
+        for columns, width, groups in shapes(model)
         for in_turn in (True, False)
         for block_n in TILE_COSTS
         if (_splits(columns, width, groups) > 1 and block_n < 256)
@@ -82,9 +82,10 @@ def kernel(
 @cuda_kernel(
     builds=lambda model: [
         {"columns": columns, "num_splits": _splits(columns, width, groups)}
-        for columns, width, groups in _shapes(model)
+        for columns, width, groups in shapes(model)
         if _splits(columns, width, groups) > 1
-    ]
+    ],
+    targets=CUDA_TARGETS,
 )
 def sum_parts(columns: int, num_splits: int):
     return sum_program(
