@@ -189,7 +189,8 @@ def test_confidences_are_the_scaled_logits():
     record_blocks(engine, requests(3, 6))
     scale = ConfidenceScale.of(load_config("v41-tiny").dspark_sts_temperatures)
     num_compared = 0
-    for result in results:
+    for output in results:
+        result = output.fetch()
         expected = scale.confidences(torch.from_numpy(result.confidence_logits)).numpy()
         # Behind a drafted end of sequence nothing is worth verifying.
         ends = (result.drafts == engine.tokenizer.eos_token_id).cumsum(1)
