@@ -6,6 +6,7 @@ from tilelang_ops.hyper_connection.collapse_streams.op import collapse_streams
 from tilelang_ops.hyper_connection.expand_streams.op import expand_streams
 from tilelang_ops.hyper_connection.mean_streams.op import mean_streams
 from tilelang_ops.hyper_connection.mix_coefficients.op import mix_coefficients
+from tilelang_ops.hyper_connection.project_mix.op import project_mix
 
 __all__ = [
     "Advanced",
@@ -15,4 +16,5 @@ __all__ = [
     "expand_streams",
     "mean_streams",
     "mix_coefficients",
+    "project_mix",
 ]

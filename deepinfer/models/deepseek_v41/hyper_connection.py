@@ -19,12 +19,18 @@ from torch import Tensor
 
 from deepinfer.config import Arithmetic
 from deepinfer.layers.inputs import Inputs
-from deepinfer.layers.linear import Projection
+from deepinfer.layers.linear import DenseLinear, Projection
 from deepinfer.layers.norm import RMSNorm
 from deepinfer.layers.rows import take_rows
 from deepinfer.models.deepseek_v41.config import DeepseekV41Config
 from deepinfer.models.deepseek_v41.weights import Weights
-from tilelang_ops.hyper_connection import advance_norm, advance_streams, expand_streams, mix_coefficients
+from tilelang_ops.hyper_connection import (
+    advance_norm,
+    advance_streams,
+    expand_streams,
+    mix_coefficients,
+    project_mix,
+)
 
 
 @dataclass(frozen=True)
@@ -154,6 +160,19 @@ class HyperConnection:
 
     def _mixed(self, values: Tensor, mean_square: Tensor) -> Streams:
         """Settled streams [n, m, hidden] with this site's mixes, from their mean square [n] float32."""
+        if isinstance(self.project, DenseLinear):
+            mixes = project_mix(
+                values,
+                self.project.weight,
+                mean_square,
+                self.scale,
+                self.base,
+                num_parts=self.project.num_parts,
+                num_rounds=self.num_rounds,
+                eps=self.eps,
+                norm_eps=self.norm_eps,
+            )
+            return Streams(values, *mixes)
         pre, post, comb = mix_coefficients(
             self.project(values.flatten(1), self.arithmetic, torch.float32),
             mean_square,

@@ -9,6 +9,8 @@ from torch import Tensor
 from tests.support.compare import assert_same_bits
 from tests.support.kernel_runs import KernelRunner
 from tilelang_ops.common.numerics import decode_fp8, encode_fp8
+from tilelang_ops.common.packing import split_float32
+from tilelang_ops.gemm.linear import cuda as linear
 from tilelang_ops.hyper_connection.advance_norm import cuda as advance_norm
 from tilelang_ops.hyper_connection.advance_streams import cuda as advance
 from tilelang_ops.hyper_connection.collapse_streams import cuda as collapse
@@ -17,6 +19,7 @@ from tilelang_ops.hyper_connection.mean_streams import cuda as mean
 from tilelang_ops.hyper_connection.mean_streams import reference as mean_reference
 from tilelang_ops.hyper_connection.mix_coefficients import cuda as mix
 from tilelang_ops.hyper_connection.mix_coefficients.reference import sinkhorn
+from tilelang_ops.hyper_connection.project_mix import cuda as project_mix
 
 
 def _close(actual: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
@@ -80,6 +83,22 @@ def test_mean_streams(run_kernel: KernelRunner) -> None:
         mean_reference.run(streams, expected, target)
         _, (_, actual, _) = run_kernel(mean, streams, features, target)
         assert_same_bits(actual, expected, f"{target=}")
+
+
+def test_project_mix(run_kernel: KernelRunner) -> None:
+    """The bits of the product, then the mixes."""
+    m, width, eps = 4, 64, 1e-6
+    scale, base = torch.randn(24), torch.randn(24)
+    weight = split_float32(torch.randn(24, m * width) / 16)
+    for n in (1, 9):
+        streams, square = torch.randn(n, m, width).bfloat16(), torch.rand(n)
+        projection, _ = run_kernel.overhanging()(linear, streams.flatten(1), weight, torch.float32, 3)
+        expected, _ = run_kernel(mix, projection, square, scale, base, m, 20, eps, eps)
+        actual, _ = run_kernel.overhanging()(
+            project_mix, streams, weight, square, scale, base, 3, 20, eps, eps
+        )
+        for name, a, b in zip(("pre", "post", "comb"), actual, expected, strict=True):
+            assert_same_bits(a, b, name)
 
 
 def test_mix_coefficients(run_kernel: KernelRunner) -> None:

@@ -81,6 +81,22 @@ def sum_parts(columns: int, num_parts: int, num_splits: int, result: str):
     )
 
 
+def run_partial(x: Tensor, weight: Tensor) -> Tensor:
+    """Sums of segments of the channels: float32 [num_splits * m, rows of the weight]."""
+    (num_rows, width), rows = x.shape, weight.shape[0]
+    num_splits = split_count(rows, width)
+    block_n = tile_rows(num_rows, -(-rows // 128) * num_splits, _choices(num_splits))
+    partial = x.new_empty(num_splits * num_rows, rows, dtype=torch.float32)
+    sizes = {"columns": rows, "width": width, "result": "float32", "num_splits": num_splits}
+    kernel(**sizes, in_turn=False, block_n=block_n)(x.contiguous(), weight, partial)
+    return partial
+
+
+def _choices(num_splits: int) -> tuple[int, ...]:
+    """Rows of a tile that there are programs for."""
+    return (64, 128, 256) if num_splits == 1 else (64, 128)
+
+
 def run(x: Tensor, weight: Tensor, dtype: torch.dtype, num_parts: int) -> Tensor:
     num_rows, width = x.shape
     rows = weight.shape[0]
@@ -88,17 +104,13 @@ def run(x: Tensor, weight: Tensor, dtype: torch.dtype, num_parts: int) -> Tensor
     num_splits, column_tiles = split_count(rows, width), -(-rows // 128)
     in_turn = num_splits == 1 or column_tiles * -(-num_rows // 128) >= MANY_BLOCKS
     in_turn = in_turn and num_parts == 1
-    choices = (64, 128, 256) if num_splits == 1 else (64, 128)
-    block_n = tile_rows(num_rows, column_tiles if in_turn else column_tiles * num_splits, choices)
     out = x.new_empty(num_rows, rows // num_parts, dtype=dtype)
-    sizes = {"columns": rows, "width": width}
     if in_turn:
-        program = kernel(**sizes, result=result, num_splits=num_splits, in_turn=True, block_n=block_n)
-        program(x.contiguous(), weight, out)
+        block_n = tile_rows(num_rows, column_tiles, _choices(num_splits))
+        sizes = {"columns": rows, "width": width, "result": result, "num_splits": num_splits}
+        kernel(**sizes, in_turn=True, block_n=block_n)(x.contiguous(), weight, out)
         return out
-    partial = x.new_empty(num_splits * num_rows, rows, dtype=torch.float32)
-    program = kernel(**sizes, result="float32", num_splits=num_splits, in_turn=False, block_n=block_n)
-    program(x.contiguous(), weight, partial)
+    partial = run_partial(x, weight)
     total = sum_parts(columns=rows // num_parts, num_parts=num_parts, num_splits=num_splits, result=result)
     total(partial, out)
     return out

@@ -3,25 +3,48 @@
 Sinkhorn rounds forget what went before them, so approximate reciprocals (1 ulp) cost no accuracy in the end.
 """
 
+from typing import Any
+
 import tilelang.language as T
 import torch
 from torch import Tensor
 
 from tilelang_ops.common.kernels import cuda_kernel
+from tilelang_ops.common.matrix import split_count
+from tilelang_ops.common.sizes import ModelSizes
 
 THREADS = 128
 
 
-@cuda_kernel(builds=lambda model: [{"num_streams": model.hc_mult, "num_rounds": model.hc_sinkhorn_iters}])
-def kernel(num_streams: int, num_rounds: int):
+def _builds(model: ModelSizes) -> list[dict[str, Any]]:
+    sizes = {"num_streams": model.hc_mult, "num_rounds": model.hc_sinkhorn_iters}
+    width = 3 * (2 + model.hc_mult) * model.hc_mult
+    splits = split_count(width, model.hc_mult * model.hidden_size)
+    return [{**sizes, "num_parts": 1, "num_splits": 1}, {**sizes, "num_parts": 3, "num_splits": splits}]
+
+
+@cuda_kernel(builds=_builds)
+def kernel(num_streams: int, num_rounds: int, num_parts: int, num_splits: int):
+    """The projection may come as `num_parts` terms side by side, each in `num_splits` segments."""
     n = T.dynamic("n")
     m = num_streams
     width = (2 + m) * m
+
+    @T.macro
+    def read(projection, row, entry, found):
+        found[0] = 0.0
+        for part in T.unroll(num_parts):
+            term = T.alloc_var("float32")
+            term = 0.0
+            for segment in T.unroll(num_splits):
+                term = term + projection[segment * n + row, part * width + entry]
+            found[0] = found[0] + term
+
     rows = max(1, THREADS // (m * m))
 
     @T.prim_func
     def mix_coefficients(
-        projection: T.Tensor((n, width), "float32"),
+        projection: T.Tensor((num_splits * n, num_parts * width), "float32"),
         mean_square: T.Tensor((n,), "float32"),
         scale: T.Tensor((width,), "float32"),
         base: T.Tensor((width,), "float32"),
@@ -41,12 +64,16 @@ def kernel(num_streams: int, num_rounds: int):
                 if row < n:
                     entry = 2 * m + i * m + j
                     factor = 1.0 / T.sqrt(mean_square[row] + norm_eps)
-                    matrix[r, i, j] = projection[row, entry] * factor * scale[entry] + base[entry]
+                    found = T.alloc_local((1,), "float32")
+                    read(projection, row, entry, found)
+                    matrix[r, i, j] = found[0] * factor * scale[entry] + base[entry]
             for r, j in T.Parallel(rows, 2 * m):
                 row = block * rows + r
                 if row < n:
                     factor = 1.0 / T.sqrt(mean_square[row] + norm_eps)
-                    z = projection[row, j] * factor * scale[j] + base[j]
+                    found = T.alloc_local((1,), "float32")
+                    read(projection, row, j, found)
+                    z = found[0] * factor * scale[j] + base[j]
                     gate = 1.0 / (1.0 + T.exp(-z))
                     if j < m:
                         pre[row, j] = gate + eps
@@ -76,6 +103,34 @@ def kernel(num_streams: int, num_rounds: int):
     return mix_coefficients
 
 
+def launch(
+    projection: Tensor | None,
+    mean_square: Tensor,
+    scale: Tensor,
+    base: Tensor,
+    num_streams: int,
+    num_rounds: int,
+    eps: float,
+    norm_eps: float,
+    *,
+    num_parts: int = 1,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Of a projection [num_splits * n, num_parts * entries]; None without rows."""
+    num_rows = mean_square.shape[0]
+    pre = torch.empty(num_rows, num_streams, dtype=torch.float32, device=mean_square.device)
+    post = torch.empty_like(pre)
+    comb = pre.new_empty(num_rows, num_streams, num_streams)
+    if num_rows > 0 and projection is not None:
+        program = kernel(
+            num_streams=num_streams,
+            num_rounds=num_rounds,
+            num_parts=num_parts,
+            num_splits=projection.shape[0] // num_rows,
+        )
+        program(projection.contiguous(), mean_square, scale, base, pre, post, comb, eps, norm_eps)
+    return pre, post, comb
+
+
 def run(
     projection: Tensor,
     mean_square: Tensor,
@@ -86,11 +141,4 @@ def run(
     eps: float,
     norm_eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    num_rows = projection.shape[0]
-    pre = torch.empty(num_rows, num_streams, dtype=torch.float32, device=projection.device)
-    post = torch.empty_like(pre)
-    comb = pre.new_empty(num_rows, num_streams, num_streams)
-    if num_rows > 0:
-        program = kernel(num_streams=num_streams, num_rounds=num_rounds)
-        program(projection.contiguous(), mean_square, scale, base, pre, post, comb, eps, norm_eps)
-    return pre, post, comb
+    return launch(projection, mean_square, scale, base, num_streams, num_rounds, eps, norm_eps)
