@@ -16,7 +16,7 @@ from deepinfer.models.deepseek_v41.config import DeepseekV41Config
 from deepinfer.models.deepseek_v41.device_rows import DeviceRows
 from deepinfer.models.deepseek_v41.rows import Groups, RowSet
 from deepinfer.models.deepseek_v41.weights import Weights
-from deepinfer.models.deepseek_v41.work import MAX_SCORES
+from deepinfer.models.deepseek_v41.work import MAX_SCORES, max_scores
 from deepinfer.ops.quant import round_mxfp4
 from deepinfer.runtime.caches import Caches, PagedView
 from tilelang_ops.indexer import index_scores
@@ -90,6 +90,7 @@ class Indexer:
         wq_b: [heads * width, query rank].
         weights_proj: [heads, hidden].
         arithmetic: how products round; queries are rounded to MXFP4 when caches are.
+        max_scores: index scores held at a time.
     """
 
     source: int
@@ -102,6 +103,7 @@ class Indexer:
     wq_b: Projection
     weights_proj: Projection
     arithmetic: Arithmetic
+    max_scores: int = MAX_SCORES
 
     @classmethod
     def load(
@@ -121,6 +123,7 @@ class Indexer:
             wq_b=weights.linear(f"{prefix}.wq_b"),
             weights_proj=weights.linear(f"{prefix}.weights_proj"),
             arithmetic=arithmetic,
+            max_scores=max_scores(weights.is_packed),
         )
 
     def select(
@@ -188,7 +191,7 @@ class Indexer:
         """Entries [n, topk], and candidate blocks for later layers: its own if it `builds`, or `allowed`."""
         visible = rows.num_visible(self.ratio)
         entries, blocks = [], []
-        part_rows = max(1, MAX_SCORES // max_visible)
+        part_rows = max(1, self.max_scores // max_visible)
         for start in range(0, rows.num_rows, part_rows):
             part = slice(start, start + part_rows)
             scores = index_scores(
