@@ -143,11 +143,12 @@ def workspace_bytes(spec: ModelSpec, num_rows: int, itemsize: int, device_type: 
 
 @dataclass(frozen=True)
 class MemoryItem:
-    """One allocation, or the most that a step holds at once."""
+    """One allocation, or the most that a step holds at once; on a GPU some stay on the host."""
 
     name: str
     num_bytes: int
     why: str
+    on_host: bool = False
 
 
 @dataclass(frozen=True)
@@ -157,15 +158,17 @@ class MemoryPlan:
     Attributes:
         limit: bytes that the items may take, None where nobody set one.
         items: in the order in which they are allocated.
+        of_gpu: the limit is that of a GPU, where items on the host do not count.
     """
 
     limit: int | None
     items: tuple[MemoryItem, ...]
+    of_gpu: bool = False
 
     @property
     def num_bytes(self) -> int:
-        """All items together."""
-        return sum(item.num_bytes for item in self.items)
+        """All items that count."""
+        return sum(item.num_bytes for item in self.items if not (self.of_gpu and item.on_host))
 
     def __getitem__(self, name: str) -> MemoryItem:
         """The item of that name."""
@@ -174,7 +177,10 @@ class MemoryPlan:
     def text(self) -> str:
         """A table, in MiB."""
         width = max(len(item.name) for item in self.items)
-        lines = [f"{item.name:<{width}} {item.num_bytes / MIB:>10.1f} MiB  {item.why}" for item in self.items]
+        lines = []
+        for item in self.items:
+            place = "on the host: " if self.of_gpu and item.on_host else ""
+            lines.append(f"{item.name:<{width}} {item.num_bytes / MIB:>10.1f} MiB  {place}{item.why}")
         limit = "" if self.limit is None else f"  of {self.limit / MIB:.1f} MiB"
         return "\n".join([*lines, f"{'together':<{width}} {self.num_bytes / MIB:>10.1f} MiB{limit}"])
 
@@ -213,9 +219,11 @@ def plan_fixed(
         )
     tokens = 4 * scheduler.max_num_seqs * scheduler.max_model_len
     inputs = 4 * rows * (6 + spec.max_ngram)
-    items.append(MemoryItem("host pools", tokens + inputs, "token ids of the requests, inputs of a step"))
+    items.append(
+        MemoryItem("host pools", tokens + inputs, "token ids of the requests, inputs of a step", True)
+    )
     if swap_bytes:
-        items.append(MemoryItem("swap space", swap_bytes, "host copies of preempted requests, at most"))
+        items.append(MemoryItem("swap space", swap_bytes, "host copies of preempted requests, at most", True))
     return tuple(items)
 
 

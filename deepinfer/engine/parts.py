@@ -155,13 +155,12 @@ def build_parts(args: EngineArgs, settings: Settings) -> EngineParts:
         layout.block_bytes,
         layout.slot_bytes,
         backtracking,
-        used_bytes=sum(item.num_bytes for item in fixed),
+        used_bytes=MemoryPlan(None, fixed, device.type != "cpu").num_bytes,
         device_bytes=device_bytes,
     )
     model.reserve(scheduler.max_model_len + 1 + spec.draft_block_size)
-    memory_plan = MemoryPlan(
-        args.memory_limit(device_bytes), (*fixed, *plan_caches(layout, cache, scheduler))
-    )
+    items = (*fixed, *plan_caches(layout, cache, scheduler))
+    memory_plan = MemoryPlan(args.memory_limit(device_bytes), items, device.type != "cpu")
     logger.info("memory plan\n%s", memory_plan.text())
     core_module = native.load_core()
     core = core_module.EngineCore(

@@ -40,6 +40,13 @@ def bytes_for(num_blocks: int, num_slots: int = 13) -> int:
 # Ranks
 
 
+def test_a_gpu_does_not_hold_what_stays_on_the_host() -> None:
+    items = (MemoryItem("a", 5, "x"), MemoryItem("b", 7, "y", on_host=True))
+    assert MemoryPlan(None, items).num_bytes == 12
+    plan = MemoryPlan(None, items, of_gpu=True)
+    assert plan.num_bytes == 5 and "on the host: y" in plan.text()
+
+
 def test_the_minimum_over_ranks_counts():
     """The mean of 40, 12 and 38 blocks would be 30, which rank 1 does not have."""
     ranks = [budget(bytes_for(blocks), rank) for rank, blocks in enumerate((40, 12, 38))]

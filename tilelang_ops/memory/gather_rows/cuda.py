@@ -1,21 +1,47 @@
 """gather_rows on CUDA: 16 bytes a thread; the rows are moved as bytes of whatever they hold."""
 
+from typing import Any
+
 import tilelang.language as T
 import torch
 from torch import Tensor
 
 from tilelang_ops.common.kernels import cuda_kernel
+from tilelang_ops.common.sizes import ModelSizes
 
 THREADS = 128
 UNITS = {8: "int64", 4: "int32", 2: "int16", 1: "uint8"}  # bytes -> the type that rows are moved in
 
 
-@cuda_kernel(
-    builds=lambda model: [
-        {"width": model.hidden_size // 4, "unit": "int64", "index_type": index_type}
-        for index_type in ("int32", "int64")
-    ]
-)
+def _builds(model: ModelSizes) -> list[dict[str, Any]]:
+    """Rows of the experts and of the tables, and what narrows in a prefill."""
+    hidden, streams = model.hidden_size, model.hc_mult
+    narrowing = {
+        2 * hidden,  # an activation
+        2 * streams * hidden,
+        4 * streams,
+        4 * streams * streams,
+        2 * model.dspark_num_targets * hidden,
+        4 * model.sliding_window,
+        4 * model.index_topk,
+        4 * model.candidate_topk_blocks,
+        4 * model.engram_columns,
+        4,
+        8,
+    }
+    found = [("int64", row_bytes) for row_bytes in sorted(narrowing)]
+    # The experts' rows and factors, and a rotation's angles.
+    found += [("int32", row_bytes) for row_bytes in (2 * hidden, 4, 2 * model.qk_rope_head_dim)]
+    return [{**_units(row_bytes, 0), "index_type": index_type} for index_type, row_bytes in found]
+
+
+def _units(row_bytes: int, offset: int) -> dict[str, Any]:
+    """In which type rows are moved that begin at a multiple of the type's size behind `offset` bytes."""
+    size = next(b for b in UNITS if row_bytes % b == 0 and offset % b == 0)
+    return {"width": row_bytes // size, "unit": UNITS[size]}
+
+
+@cuda_kernel(builds=_builds)
 def kernel(width: int, unit: str, index_type: str):
     """`width` of a row, in units."""
     n, num_rows = T.dynamic("n"), T.dynamic("num_rows")
@@ -58,11 +84,11 @@ def kernel(width: int, unit: str, index_type: str):
 def run(src: Tensor, index: Tensor, divisor: int) -> Tensor:
     out = torch.empty(*index.shape, src.shape[1], dtype=src.dtype, device=src.device)
     row_bytes = src.shape[1] * src.element_size()
-    size = next(b for b in UNITS if row_bytes % b == 0 and src.storage_offset() * src.element_size() % b == 0)
-    unit = getattr(torch, UNITS[size])
+    sizes = _units(row_bytes, src.storage_offset() * src.element_size())
+    unit = getattr(torch, sizes["unit"])
     rows = src.view(torch.uint8).view(unit)
     index_type = str(index.dtype).removeprefix("torch.")
-    program = kernel(width=row_bytes // size, unit=UNITS[size], index_type=index_type)
+    program = kernel(**sizes, index_type=index_type)
     program(
         rows, index.contiguous().view(-1), out.view(-1, src.shape[1]).view(torch.uint8).view(unit), divisor
     )
