@@ -17,8 +17,7 @@ from deepinfer.config import Arithmetic
 from deepinfer.layers.inputs import Inputs
 from deepinfer.ops.experts import routed_experts
 from tilelang_ops.gemm import grouped_linear_mxfp4, grouped_swiglu_mxfp4
-from tilelang_ops.memory import gather_rows
-from tilelang_ops.moe import combine_slots, group_rows
+from tilelang_ops.moe import combine_slots, gather_slots, group_rows
 from tilelang_ops.projection import round_rows
 
 
@@ -121,11 +120,10 @@ class PackedExperts:
             rows = round_rows(x) if rounds else x
         assert rows is not None, "the rows are not at hand in the form that the experts take"
         ids = expert_ids if self.first == 0 else expert_ids - self.first
-        num_slots = ids.shape[1]
         grouped = group_rows(ids, self.w13.shape[0], 1)
-        factors = gather_rows(expert_weights.view(-1, 1), grouped.slots).view(-1)
+        sorted_rows, factors = gather_slots(rows, expert_weights, grouped.slots)
         product = grouped_swiglu_mxfp4(
-            gather_rows(rows, grouped.slots, num_slots),
+            sorted_rows,
             self.w13,
             grouped.offsets,
             factors,

@@ -1,4 +1,4 @@
-"""group_rows' and combine_slots' kernels against their references, bit for bit."""
+"""The kernels of group_rows, gather_slots and combine_slots against their references, bit for bit."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from tests.support.compare import assert_same_bits
 from tests.support.kernel_runs import KernelRunner
 from tilelang_ops.moe.combine_slots import cuda as combine
 from tilelang_ops.moe.combine_slots import reference as combine_reference
+from tilelang_ops.moe.gather_slots import cuda as gather
+from tilelang_ops.moe.gather_slots import reference as gather_reference
 from tilelang_ops.moe.group_rows import cuda, reference
 from tilelang_ops.moe.group_rows.op import capacity
 
@@ -60,3 +62,13 @@ def test_combine_slots(run_kernel: KernelRunner, is_weighted: bool) -> None:
         torch.testing.assert_close(actual.float(), expected.float(), rtol=2.0**-7, atol=1e-6)
     else:
         assert_same_bits(actual, expected)
+
+
+def test_gather_slots(run_kernel: KernelRunner) -> None:
+    rows, weights = torch.randn(6, 2112).bfloat16(), torch.rand(6, 3)
+    slots = torch.tensor([17, 0, -1, 4, 4, -1, 9], dtype=torch.int32)
+    filled = slots >= 0
+    (actual, factors), _ = run_kernel(gather, rows, weights, slots)
+    expected, expected_factors = gather_reference.run(rows, weights, slots)
+    assert_same_bits(actual[filled], expected[filled], "rows")
+    assert_same_bits(factors[filled], expected_factors[filled], "weights")

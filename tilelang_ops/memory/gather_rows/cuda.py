@@ -14,7 +14,7 @@ UNITS = {8: "int64", 4: "int32", 2: "int16", 1: "uint8"}  # bytes -> the type th
 
 
 def _builds(model: ModelSizes) -> list[dict[str, Any]]:
-    """Rows of the experts and of the tables, and what narrows in a prefill."""
+    """Angles of rotations, and what narrows in a prefill."""
     hidden, streams = model.hidden_size, model.hc_mult
     narrowing = {
         2 * hidden,  # an activation
@@ -30,8 +30,7 @@ def _builds(model: ModelSizes) -> list[dict[str, Any]]:
         8,
     }
     found = [("int64", row_bytes) for row_bytes in sorted(narrowing)]
-    # The experts' rows and factors, and a rotation's angles.
-    found += [("int32", row_bytes) for row_bytes in (2 * hidden, 4, 2 * model.qk_rope_head_dim)]
+    found.append(("int32", 2 * model.qk_rope_head_dim))
     return [{**_units(row_bytes, 0), "index_type": index_type} for index_type, row_bytes in found]
 
 
