@@ -220,6 +220,13 @@ class Settings:
         "Cap on the sum of total sequence lengths in a prefill step.",
         "no cap",
     )
+    index_score_bytes: int | None = env(
+        "DEEPINFER_INDEX_ATTN_MEMORY_LIMIT",
+        None,
+        _integer(1),
+        "Bytes of index scores held at a time, or those of one row; more rows are scored in parts.",
+        "64 MiB on a CPU, else 512 MiB",
+    )
     num_state_slots_ratio: float = env(
         "DEEPINFER_NUM_STATE_SLOTS_RATIO",
         1.2,
@@ -411,7 +418,7 @@ WITHOUT_EFFECT: dict[str, str] = {
     ),
     **_without_effect(
         "it is for device memory or caches that are managed otherwise here",
-        "JIT_CACHE_DIR INDEX_ATTN_MEMORY_LIMIT PROFILE_TORCH_CUDA_MEMORY ENABLE_MEMORY_TRACING",
+        "JIT_CACHE_DIR PROFILE_TORCH_CUDA_MEMORY ENABLE_MEMORY_TRACING",
     ),
     **_without_effect("it is read from the checkpoint", "ENGRAM_PAD_TOKEN"),
     **_without_effect("this quantity is not computed", "COMPUTE_SUM_SMALLER_PROBS"),

@@ -113,6 +113,23 @@ PYBIND11_MODULE(_cpu_ops, m) {
                                  at<int32_t>(row_seq), at<int32_t>(num_visible), at<float>(out), rows, heads,
                                  max_visible});
             },
+            "Strides of codes and scales are in bytes.", py::call_guard<py::gil_scoped_release>())
+        .def(
+            "candidate_scores",
+            [](Context& c, Address q, bool q_bf16, Address weights, bool weights_bf16, Address codes,
+               int64_t code_block_stride, int64_t code_entry_stride, Address scales, int64_t scale_block_stride,
+               int64_t scale_entry_stride, int64_t blocks, int64_t entries, Address block_tables,
+               int64_t sequences, int64_t table_width, int64_t table_stride, Address row_seq, Address num_visible,
+               Address out, int64_t rows, int64_t heads, int64_t max_visible, Address candidates,
+               int64_t num_candidates, int64_t block_size) {
+                candidate_scores(c, {at<void>(q), dtype_of(q_bf16), at<void>(weights), dtype_of(weights_bf16),
+                                     at<uint8_t>(codes), code_block_stride, code_entry_stride, at<uint8_t>(scales),
+                                     scale_block_stride, scale_entry_stride, blocks, entries,
+                                     at<int32_t>(block_tables), sequences, table_width, table_stride,
+                                     at<int32_t>(row_seq), at<int32_t>(num_visible), at<float>(out), rows, heads,
+                                     max_visible},
+                                 at<int32_t>(candidates), num_candidates, block_size);
+            },
             "Strides of codes and scales are in bytes.", py::call_guard<py::gil_scoped_release>());
     bind_row_ops(context);
     bind_sampling(context);

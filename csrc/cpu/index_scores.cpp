@@ -1,6 +1,7 @@
 #include "cpu/index_scores.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <limits>
 #include <stdexcept>
@@ -12,6 +13,7 @@ namespace deepinfer::cpu {
 namespace {
 
 constexpr int64_t kBlockRows = 16;  // rows of a sequence that share decoded keys
+constexpr int64_t kPartColumns = 1024;  // columns of a row, scored together
 
 /// Consecutive rows of one sequence and one of its blocks.
 struct Task {
@@ -30,6 +32,31 @@ void check(const IndexScoresArgs& a) {
             if (block < 0 || block >= a.blocks) throw std::out_of_range("a block id lies past the pool");
         }
     }
+}
+
+/// float32 queries and weights of all rows, heads padded with zeros to whole register blocks.
+struct Queries {
+    const float* q;
+    const float* weights;
+    int64_t heads;
+};
+
+Queries prepare(Context& context, const Kernels& kernels, const IndexScoresArgs& a) {
+    const int64_t heads = ceil_div(a.heads, kernels.index_heads) * kernels.index_heads;
+    const int64_t q_bytes = kIndexWidth * (a.q_dtype == DType::kFloat32 ? 4 : 2);
+    const int64_t weight_bytes = a.weights_dtype == DType::kFloat32 ? 4 : 2;
+    float* q = context.inputs.reserve<float>(a.rows * heads * (kIndexWidth + 1));
+    float* weights = q + a.rows * heads * kIndexWidth;
+    for (int64_t row = 0; row < a.rows; ++row) {
+        float* to = q + row * heads * kIndexWidth;
+        kernels.prepare_row(static_cast<const char*>(a.q) + row * a.heads * q_bytes, a.q_dtype, false,
+                            static_cast<int>(a.heads * kIndexWidth), to);
+        std::fill(to + a.heads * kIndexWidth, to + heads * kIndexWidth, 0.0f);
+        kernels.prepare_row(static_cast<const char*>(a.weights) + row * a.heads * weight_bytes, a.weights_dtype,
+                            false, static_cast<int>(a.heads), weights + row * heads);
+        std::fill(weights + row * heads + a.heads, weights + (row + 1) * heads, 0.0f);
+    }
+    return {q, weights, heads};
 }
 
 /// Decodes entries `first ... first + count - 1` of a block into the lanes of a panel; other lanes are arbitrary.
@@ -58,6 +85,27 @@ void fill_panel(const Kernels& kernels, const IndexScoresArgs& a, int64_t block,
     kernels.decode_panel(code_copy, kIndexWidth / 2, scale_copy, kIndexWidth / 32, panel);
 }
 
+/// Decodes the keys of any entries of a sequence into the first lanes of a panel; other lanes are arbitrary.
+void gather_panel(const Kernels& kernels, const IndexScoresArgs& a, const int32_t* table,
+                  const std::array<int64_t, kPanelKeys>& numbers, int count, float* panel) {
+    uint8_t codes[kPanelKeys * kIndexWidth / 2] = {}, scales[kPanelKeys * kIndexWidth / 32] = {};
+    if (a.scales == nullptr) std::memset(panel, 0, sizeof(float) * kIndexWidth * kPanelKeys);
+    for (int64_t lane = 0; lane < count; ++lane) {
+        const int64_t number = numbers[static_cast<size_t>(lane)];
+        const int64_t block = table[number / a.entries], place = number % a.entries;
+        const uint8_t* from = a.codes + block * a.code_block_stride + place * a.code_entry_stride;
+        if (a.scales == nullptr) {
+            const float* key = reinterpret_cast<const float*>(from);
+            for (int64_t c = 0; c < kIndexWidth; ++c) panel[c * kPanelKeys + lane] = key[c];
+            continue;
+        }
+        std::memcpy(codes + lane * kIndexWidth / 2, from, kIndexWidth / 2);
+        std::memcpy(scales + lane * kIndexWidth / 32,
+                    a.scales + block * a.scale_block_stride + place * a.scale_entry_stride, kIndexWidth / 32);
+    }
+    if (a.scales != nullptr) kernels.decode_panel(codes, kIndexWidth / 2, scales, kIndexWidth / 32, panel);
+}
+
 }  // namespace
 
 void index_scores(Context& context, const IndexScoresArgs& a) {
@@ -66,22 +114,7 @@ void index_scores(Context& context, const IndexScoresArgs& a) {
     const std::lock_guard lock(context.mutex);
     const Kernels& kernels = context.kernels();
 
-    // float32 queries and weights, heads padded with zeros to whole register blocks.
-    const int64_t heads = ceil_div(a.heads, kernels.index_heads) * kernels.index_heads;
-    const int64_t q_bytes = kIndexWidth * (a.q_dtype == DType::kFloat32 ? 4 : 2);
-    const int64_t weight_bytes = a.weights_dtype == DType::kFloat32 ? 4 : 2;
-    float* q = context.inputs.reserve<float>(a.rows * heads * (kIndexWidth + 1));
-    float* weights = q + a.rows * heads * kIndexWidth;
-    for (int64_t row = 0; row < a.rows; ++row) {
-        float* to = q + row * heads * kIndexWidth;
-        kernels.prepare_row(static_cast<const char*>(a.q) + row * a.heads * q_bytes, a.q_dtype, false,
-                            static_cast<int>(a.heads * kIndexWidth), to);
-        std::fill(to + a.heads * kIndexWidth, to + heads * kIndexWidth, 0.0f);
-        kernels.prepare_row(static_cast<const char*>(a.weights) + row * a.heads * weight_bytes, a.weights_dtype,
-                            false, static_cast<int>(a.heads), weights + row * heads);
-        std::fill(weights + row * heads + a.heads, weights + (row + 1) * heads, 0.0f);
-    }
-
+    const auto [q, weights, heads] = prepare(context, kernels, a);
     std::vector<Task> tasks;
     for (int64_t row = 0; row < a.rows;) {
         int64_t end = row, visible = 0;
@@ -98,7 +131,7 @@ void index_scores(Context& context, const IndexScoresArgs& a) {
     }
 
     context.reserve_scratch<float>(kIndexWidth * kPanelKeys + kPanelKeys);
-    context.pool().run(static_cast<int>(tasks.size()), [&](int index, int thread) {
+    const auto score_task = [&, q = q, weights = weights, heads = heads](int index, int thread) {
         const Task& task = tasks[static_cast<size_t>(index)];
         float* panel = context.scratch<float>(thread);
         float* scores = panel + kIndexWidth * kPanelKeys;
@@ -117,7 +150,48 @@ void index_scores(Context& context, const IndexScoresArgs& a) {
                 std::copy(scores, scores + count, a.out + row * a.max_visible + entry);
             }
         }
-    });
+    };
+    context.pool().run(static_cast<int>(tasks.size()), score_task);
+}
+
+void candidate_scores(Context& context, const IndexScoresArgs& a, const int32_t* candidates, int64_t num_candidates,
+                      int64_t block_size) {
+    check(a);
+    if (a.rows == 0 || num_candidates == 0) return;
+    const std::lock_guard lock(context.mutex);
+    const Kernels& kernels = context.kernels();
+    const auto [q, weights, heads] = prepare(context, kernels, a);
+    const int64_t width = num_candidates * block_size;
+    std::fill(a.out, a.out + a.rows * width, -std::numeric_limits<float>::infinity());
+    context.reserve_scratch<float>(kIndexWidth * kPanelKeys + kPanelKeys);
+    const int64_t parts = ceil_div(width, kPartColumns);
+    const auto score_part = [&, q = q, weights = weights, heads = heads](int index, int thread) {
+        const int64_t row = index / parts, first = index % parts * kPartColumns;
+        const int64_t end = std::min(width, first + kPartColumns);
+        float* panel = context.scratch<float>(thread);
+        float* scores = panel + kIndexWidth * kPanelKeys;
+        const int32_t* table = a.block_tables + a.row_seq[row] * a.table_stride;
+        std::array<int64_t, kPanelKeys> numbers{}, columns{};
+        int count = 0;
+        const auto score = [&] {
+            gather_panel(kernels, a, table, numbers, count, panel);
+            kernels.score_panel(panel, q + row * heads * kIndexWidth, weights + row * heads,
+                                static_cast<int>(heads), scores);
+            float* out = a.out + row * width;
+            for (size_t lane = 0; lane < static_cast<size_t>(count); ++lane) out[columns[lane]] = scores[lane];
+            count = 0;
+        };
+        for (int64_t column = first; column < end; ++column) {
+            const int64_t block = candidates[row * num_candidates + column / block_size];
+            const int64_t number = block * block_size + column % block_size;
+            if (block < 0 || number >= a.num_visible[row]) continue;
+            numbers[static_cast<size_t>(count)] = number;
+            columns[static_cast<size_t>(count)] = column;
+            if (++count == kPanelKeys) score();
+        }
+        if (count > 0) score();
+    };
+    context.pool().run(static_cast<int>(a.rows * parts), score_part);
 }
 
 }  // namespace deepinfer::cpu

@@ -34,4 +34,10 @@ struct IndexScoresArgs {
 /// not see entry j. Throws std::out_of_range for a sequence, block or count past its bound.
 void index_scores(Context& context, const IndexScoresArgs& args);
 
+/// The scores of `index_scores` at the entries of each row's blocks: candidates is [rows, num_candidates] numbers of
+/// blocks of `block_size` entries, negative for none; out is [rows, num_candidates * block_size], -inf where there is
+/// no entry or the row does not see it. `max_visible` only bounds `num_visible`. Throws as `index_scores`.
+void candidate_scores(Context& context, const IndexScoresArgs& args, const int32_t* candidates, int64_t num_candidates,
+                      int64_t block_size);
+
 }  // namespace deepinfer::cpu

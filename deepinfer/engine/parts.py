@@ -43,7 +43,7 @@ from deepinfer.platform.base import DeviceQueue
 from deepinfer.runtime.async_batch import NgramVocab
 from deepinfer.runtime.batch_builder import BatchBuilder
 from deepinfer.runtime.cache_layout import CacheLayout
-from deepinfer.runtime.caches import Caches
+from deepinfer.runtime.caches import Caches, default_score_bytes
 from deepinfer.runtime.memory import held_bytes
 from deepinfer.runtime.model_runner import ModelRunner
 from deepinfer.runtime.random_caches import fill_with_random_records
@@ -131,7 +131,8 @@ def build_parts(args: EngineArgs, settings: Settings) -> EngineParts:
     else:
         load["tables_on_host"] = not settings.engram_on_device
         model, drafter = load_model(checkpoint, arithmetic, **load)
-    spec = model.spec
+    score_bytes = settings.index_score_bytes or default_score_bytes(device.type)
+    spec = dataclasses.replace(model.spec, scratch_bytes=score_bytes)
     if num_drafts > spec.draft_block_size:
         raise ValueError(
             f"DEEPINFER_USE_NEXTN_DECODE={num_drafts}: this drafter was trained for blocks of "
@@ -191,6 +192,7 @@ def build_parts(args: EngineArgs, settings: Settings) -> EngineParts:
         )
     banned_ids = _banned_ids(tokenizer, settings, spec)
     caches = Caches(layout, cache.num_blocks, cache.num_state_slots, device)
+    caches.score_bytes = score_bytes
     if args.is_dummy:
         fill_with_random_records(caches, args.seed)
         logger.info("emulated\n%s", checkpoint.share.describe(checkpoint.config))

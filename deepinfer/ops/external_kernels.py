@@ -29,6 +29,7 @@ from tilelang_ops.attention.sparse_attention.op import MAIN_BYTES, WIDTH, WINDOW
 from tilelang_ops.common.dispatch import register
 from tilelang_ops.common.numerics import encode_mxfp4
 from tilelang_ops.indexer.index_scores.op import CODE_BYTES, SCALE_BYTES
+from tilelang_ops.kv_index.select_entries.op import entries_of
 
 Run = Callable[..., Tensor]
 KEYS_AT_ONCE = 64  # FlashMLA takes lists of keys in multiples of it
@@ -207,7 +208,7 @@ def _whole_lists(index: Tensor) -> Tensor:
 def _select_entries(deep_select: ModuleType) -> Run:
     row_bytes = deep_select.get_stride_requirement()[0]
 
-    def run(scores: Tensor, k: int) -> Tensor:
+    def run(scores: Tensor, k: int, blocks: Tensor | None = None, block_size: int = 0) -> Tensor:
         """`tilelang_ops.kv_index.select_entries`, but for ties: any of equal scores may be chosen."""
         if k > MAX_SELECTED:
             raise ValueError(f"deep_select selects at most {MAX_SELECTED} entries, not {k}")
@@ -221,7 +222,7 @@ def _select_entries(deep_select: ModuleType) -> Run:
         # What is impossible goes behind the others: a place beyond the row's end among it, and a NaN's mark.
         is_entry = (values > -torch.inf) & (columns < width)
         columns = torch.where(is_entry, columns, NOWHERE).sort(1).values
-        return torch.where(columns < NOWHERE, columns, -1)
+        return entries_of(torch.where(columns < NOWHERE, columns, -1), blocks, block_size)
 
     return run
 

@@ -15,13 +15,21 @@ from torch import Tensor
 from deepinfer.runtime.cache_layout import CacheLayout, CompressionRing, PagedSection, WindowRing
 from tilelang_ops.kv_cache import copy_rows
 
+SCORE_BYTES, SCORE_BYTES_ON_A_GPU = 64 << 20, 512 << 20
+
+
+def default_score_bytes(device_type: str) -> int:
+    """Bytes of index scores that a forward holds at a time, unless the environment says otherwise."""
+    return SCORE_BYTES if device_type == "cpu" else SCORE_BYTES_ON_A_GPU
+
 
 @dataclass
 class CacheCounters:
     """What the forward passes read from the pools and wrote to them since the last reset.
 
-    Reads are counted as the widths that kernels walk (a window and a selection per query, all visible
-    entries per index query), from numbers that the host knows, so counting never waits for a device.
+    Reads are counted as the widths that kernels walk (a window and a selection per query; per index
+    query all visible entries, or those of its candidate blocks), from numbers that the host knows, so
+    counting never waits for a device.
     """
 
     window_records_read: int = 0
@@ -63,6 +71,8 @@ class Caches:
         blocks: uint8 [num_blocks, block_bytes]; block 0 belongs to nobody.
         slots: uint8 [num_state_slots, slot_bytes]; slot 0 belongs to nobody.
         counters: records read and written.
+        score_bytes: most bytes of index scores that a forward holds at a time, or those of one row; rows are
+            worked off in parts.
     """
 
     def __init__(
@@ -75,6 +85,7 @@ class Caches:
         self.blocks = torch.zeros(num_blocks, layout.block_bytes, dtype=torch.uint8, device=device)
         self.slots = torch.zeros(num_state_slots, layout.slot_bytes, dtype=torch.uint8, device=device)
         self.counters = CacheCounters()
+        self.score_bytes = default_score_bytes(self.blocks.device.type)
         self._windows = {w.layer_id: self._window_view(w) for w in layout.windows}
         self._paged = {s.layer_id: self._paged_view(s) for s in layout.paged}
         self._compression = {c.layer_id: self._compression_view(c) for c in layout.compression}

@@ -109,13 +109,17 @@ def test_a_decoded_token_costs_one_row_and_what_it_reads():
         for length in (500, 1000, 4000):
             rows, work[length] = decode_work(llm, length)
             assert rows == [1] * (2 * layers), "one row for each layer"
+    chosen = config.candidate_topk_blocks * config.candidate_block_size
     indexers = [layer for layer in range(layers) if layer in config.index_source_layer_ids]
     for length, found in work.items():
         assert found["window_records_read"] == layers * window
         assert found["window_records_written"] == layers
         assert found["query_rows"] == layers
         assert found["main_records_read"] == config.index_topk * sum(s is not None for s in sources)
-        visible = sum((length + 2) // config.ratio(layer) for layer in indexers)
+        visible = 0
+        for layer in indexers:
+            entries = (length + 2) // config.ratio(layer)
+            visible += min(entries, chosen) if config.is_restricted(layer) else entries
         assert found["index_keys_read"] == visible
         fixed = layers * window * 528 + found["main_records_read"] * 288
         assert found["bytes_read"] == fixed + 68 * visible

@@ -229,7 +229,10 @@ def test_selection_narrows_with_its_rows() -> None:
 
 
 def test_decode_work_does_not_grow_with_the_context() -> None:
-    """At 4,096 tokens a decode step computes one row per layer; it reads a window, a selection, the keys."""
+    """At 4,096 tokens a decode step computes one row per layer; it reads a window, a selection, the keys.
+
+    The last indexer reads the keys of its 4 candidate blocks of 8 alone.
+    """
     stack = AttentionStack("float32", num_blocks=40)
     seq = stack.adopt(torch.randn(8, 4097, stack.config.hidden_size))
     seq.num_done = 4096
@@ -241,6 +244,7 @@ def test_decode_work_does_not_grow_with_the_context() -> None:
     assert counters.query_rows == counters.window_records_written == 8
     assert counters.window_records_read == 8 * 32
     assert counters.main_records_read == 7 * 16
-    assert counters.index_keys_read == 2 * 2048 + 2 * 4097
+    keys = 2 * 2048 + 4097 + 4 * 8
+    assert counters.index_keys_read == keys
     assert counters.entry_rows == 3
-    assert counters.bytes_read == 8 * 32 * 528 + 7 * 16 * 288 + (2 * 2048 + 2 * 4097) * 68
+    assert counters.bytes_read == 8 * 32 * 528 + 7 * 16 * 288 + keys * 68

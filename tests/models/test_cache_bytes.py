@@ -120,6 +120,7 @@ def test_decode_work_does_not_grow_with_the_history() -> None:
     small, large = work[1024], work[4096]
     assert small.window_records_read == large.window_records_read == 8 * config.sliding_window
     assert small.main_records_read == large.main_records_read == 7 * config.index_topk
-    # Two selections over entries of two tokens, two over entries of one.
-    assert [w.index_keys_read for w in (small, large)] == [n // 2 * 2 + n * 2 for n in (1025, 4097)]
+    # Two selections over entries of two tokens, one over entries of one, one over candidate blocks alone.
+    chosen = config.candidate_topk_blocks * config.candidate_block_size
+    assert [w.index_keys_read for w in (small, large)] == [n // 2 * 2 + n + chosen for n in (1025, 4097)]
     assert large.bytes_read - small.bytes_read == 68 * (large.index_keys_read - small.index_keys_read)

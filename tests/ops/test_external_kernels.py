@@ -213,6 +213,9 @@ def test_select_entries(monkeypatch: pytest.MonkeyPatch, width: int, k: int) -> 
     chosen = run(scores, k)
     assert chosen.dtype == torch.int32
     assert torch.equal(chosen, select_reference.run(scores, k))
+    if width % 2 == 0:
+        blocks = torch.randperm(width)[: width // 2].sort().values.int().expand(4, -1)
+        assert torch.equal(run(scores, k, blocks, 2), select_reference.run(scores, k, blocks, 2))
     with pytest.raises(ValueError, match="at most 4096 entries, not 5000"):
         run(scores, 5000)
 

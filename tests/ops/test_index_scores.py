@@ -12,7 +12,10 @@ from deepinfer.ops import index_scores as native
 from deepinfer.ops.quant import encode_mxfp4
 from tests.support.compare import assert_same_bits
 from tilelang_ops.common.dispatch import UnsupportedOpError
+from tilelang_ops.indexer import candidate_scores
+from tilelang_ops.indexer.candidate_scores import reference as candidates_reference
 from tilelang_ops.indexer.index_scores import reference
+from tilelang_ops.kv_index import select_entries
 
 
 def index_scores(*args: Tensor | None) -> Tensor:
@@ -221,3 +224,43 @@ def test_too_narrow_result_is_refused() -> None:
         index_scores(*args, 39)
     with pytest.raises(UnsupportedOpError, match="meta"):
         index_scores(args[0].to("meta"), *args[1:])
+
+
+@pytest.mark.parametrize("entries", [24, 64])
+@pytest.mark.parametrize("is_float", [False, True])
+def test_candidates_have_the_scores_of_all(instruction_set: str, entries: int, is_float: bool) -> None:
+    """Bit by bit, for lists that are full, short or empty, and blocks that lie across the pool's blocks."""
+    codes, scales = (torch.randn(12, entries, 128), None) if is_float else key_pools(12, entries)
+    tables = torch.stack([torch.randperm(12), torch.randperm(12)]).int()[:, :5]
+    visible = int32(5 * entries, 0, 17, 5 * entries - 3, 33)
+    of_rows = torch.randn(5, 8, 128), torch.randn(5, 8), codes, scales, tables, int32(0, 0, 1, 1, 1), visible
+    width = 5 * entries
+    whole = index_scores(*of_rows, width)
+    for size in (1, 5, 8, 16):
+        num_blocks = -(-width // size)
+        blocks = torch.arange(num_blocks).expand(5, -1).int()
+        blocks = blocks[:, torch.randperm(num_blocks)[: num_blocks * 2 // 3].sort().values].contiguous()
+        blocks[3, 2:] = -1
+        entry = (blocks[:, :, None] * size + torch.arange(size)).flatten(1)
+        is_inside = (blocks >= 0).repeat_interleave(size, dim=1) & (entry < width)
+        expected = torch.where(is_inside, whole.gather(1, entry.clamp(0, width - 1).long()), -torch.inf)
+        scores = candidate_scores(*of_rows, blocks, size)
+        assert_same_bits(scores, expected, f"blocks of {size}")
+        seen = torch.isfinite(candidates_reference.run(*of_rows, blocks, size))
+        assert torch.equal(torch.isfinite(scores), seen)
+    assert candidate_scores(*of_rows, torch.empty(5, 0, dtype=torch.int32), 8).shape == (5, 0)
+
+
+def test_candidates_choose_as_the_masked_scores_do() -> None:
+    """Entries among the candidates are those of all scores with everything else hidden, ties included."""
+    scores = (torch.randn(6, 200) * 2).round().relu()
+    blocks = torch.stack([torch.randperm(25)[:9].sort().values for _ in range(6)]).int()
+    blocks[2, 4:] = -1
+    hidden = torch.ones(6, 25, dtype=torch.bool)
+    for row, chosen in enumerate(blocks):
+        hidden[row, chosen[chosen >= 0].long()] = False
+    masked = scores.masked_fill(hidden.repeat_interleave(8, dim=1), -torch.inf)
+    entry = (blocks.clamp(min=0)[:, :, None] * 8 + torch.arange(8)).flatten(1).long()
+    own = scores.gather(1, entry).masked_fill((blocks < 0).repeat_interleave(8, dim=1), -torch.inf)
+    for k in (3, 16, 64, 80):
+        assert torch.equal(select_entries(own, k, blocks, 8), select_entries(masked, k))

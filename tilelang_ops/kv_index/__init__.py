@@ -4,7 +4,6 @@ from tilelang_ops.kv_index.candidate_blocks import candidate_blocks
 from tilelang_ops.kv_index.concat_index import concat_index
 from tilelang_ops.kv_index.decode_metadata import DecodeMetadata, decode_metadata
 from tilelang_ops.kv_index.entry_slots import entry_slots
-from tilelang_ops.kv_index.keep_candidates import keep_candidates
 from tilelang_ops.kv_index.prefill_metadata import PrefillMetadata, prefill_metadata
 from tilelang_ops.kv_index.range_index import paged_range_index, ring_range_index
 from tilelang_ops.kv_index.ring_index import ring_index
@@ -19,7 +18,6 @@ __all__ = [
     "concat_index",
     "decode_metadata",
     "entry_slots",
-    "keep_candidates",
     "paged_range_index",
     "prefill_metadata",
     "ring_index",

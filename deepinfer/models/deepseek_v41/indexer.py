@@ -16,12 +16,13 @@ from deepinfer.models.deepseek_v41.config import DeepseekV41Config
 from deepinfer.models.deepseek_v41.device_rows import DeviceRows
 from deepinfer.models.deepseek_v41.rows import Groups, RowSet
 from deepinfer.models.deepseek_v41.weights import Weights
-from deepinfer.models.deepseek_v41.work import MAX_SCORES, max_scores
 from deepinfer.ops.quant import round_mxfp4
 from deepinfer.runtime.caches import Caches, PagedView
-from tilelang_ops.indexer import index_scores
-from tilelang_ops.kv_index import candidate_blocks, entry_slots, keep_candidates, select_entries
+from tilelang_ops.indexer import candidate_scores, index_scores
+from tilelang_ops.kv_index import candidate_blocks, entry_slots, select_entries
 from tilelang_ops.projection import Records, Rotation, encode_rows, rotate, round_rows
+
+COLUMNS = 32  # scores of four candidate blocks, 16 bytes of maxima
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,6 @@ class Indexer:
         wq_b: [heads * width, query rank].
         weights_proj: [heads, hidden].
         arithmetic: how products round; queries are rounded to MXFP4 when caches are.
-        max_scores: index scores held at a time.
     """
 
     source: int
@@ -103,7 +103,6 @@ class Indexer:
     wq_b: Projection
     weights_proj: Projection
     arithmetic: Arithmetic
-    max_scores: int = MAX_SCORES
 
     @classmethod
     def load(
@@ -123,7 +122,6 @@ class Indexer:
             wq_b=weights.linear(f"{prefix}.wq_b"),
             weights_proj=weights.linear(f"{prefix}.weights_proj"),
             arithmetic=arithmetic,
-            max_scores=max_scores(weights.is_packed),
         )
 
     def select(
@@ -152,10 +150,11 @@ class Indexer:
             entries, candidates = rows.visible_entries(self.ratio, self.topk), None
         else:
             queries, weights = self._queries(x, query_latent, rows)
-            entries, candidates = self._choose(queries, weights, rows, view, max_visible, allowed, builds)
+            entries, candidates = self._choose(queries, weights, rows, caches, max_visible, allowed, builds)
+            keys = max_visible if allowed is None else allowed.shape[1] * self.block_size
             key_bytes = view.section.code_bytes + view.section.scale_bytes
-            caches.counters.index_keys_read += rows.num_rows * max_visible
-            caches.counters.bytes_read += rows.num_rows * max_visible * key_bytes
+            caches.counters.index_keys_read += rows.num_rows * keys
+            caches.counters.bytes_read += rows.num_rows * keys * key_bytes
         slots = entry_slots(entries, rows.row_seq, rows.batch.block_tables, view.section.entries)
         return Selection(entries, slots, candidates)
 
@@ -183,18 +182,19 @@ class Indexer:
         queries: Tensor,
         weights: Tensor,
         rows: RowSet | DeviceRows,
-        view: PagedView,
+        caches: Caches,
         max_visible: int,
         allowed: Tensor | None,
         builds: bool,
     ) -> tuple[Tensor, Tensor | None]:
         """Entries [n, topk], and candidate blocks for later layers: its own if it `builds`, or `allowed`."""
-        visible = rows.num_visible(self.ratio)
+        view, visible = caches.paged(self.source), rows.num_visible(self.ratio)
         entries, blocks = [], []
-        part_rows = max(1, self.max_scores // max_visible)
+        width = allowed.shape[1] * self.block_size if allowed is not None else _padded(max_visible)
+        part_rows = max(1, caches.score_bytes // (4 * width))
         for start in range(0, rows.num_rows, part_rows):
             part = slice(start, start + part_rows)
-            scores = index_scores(
+            of_rows = (
                 queries[part],
                 weights[part],
                 view.codes,
@@ -202,15 +202,22 @@ class Indexer:
                 rows.batch.block_tables,
                 rows.row_seq[part],
                 visible[part],
-                max_visible,
             )
+            if allowed is not None:
+                scores = candidate_scores(*of_rows, allowed[part], self.block_size)
+                entries.append(select_entries(scores, self.topk, allowed[part], self.block_size))
+                continue
+            scores = index_scores(*of_rows, width)
             if builds:
                 blocks.append(candidate_blocks(scores, visible[part], self.block_size, self.num_blocks))
-            if allowed is not None:
-                keep_candidates(scores, allowed[part], self.block_size)
             entries.append(select_entries(scores, self.topk))
         return _joined(entries), _joined(blocks) if builds else allowed
 
 
 def _joined(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _padded(width: int) -> int:
+    """Columns of scores: rows of them, and of their blocks' maxima, start where kernels can load vectors."""
+    return -(-width // COLUMNS) * COLUMNS

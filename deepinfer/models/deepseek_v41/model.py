@@ -6,7 +6,6 @@ depend on its sequence alone, never on its batch.
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +29,6 @@ from deepinfer.models.deepseek_v41.needed_rows import NeededRows
 from deepinfer.models.deepseek_v41.rows import RowSet, rotary_tables
 from deepinfer.models.deepseek_v41.spec import model_spec
 from deepinfer.models.deepseek_v41.weights import Weights
-from deepinfer.models.deepseek_v41.work import max_scores
 from deepinfer.runtime.batch import Batch
 from deepinfer.runtime.caches import Caches
 from tilelang_ops.hyper_connection import mean_streams
@@ -130,7 +128,7 @@ class DeepseekV41Model:
         embed = weights.tensor("embed.weight")
         return cls(
             config=config,
-            spec=dataclasses.replace(model_spec(config), scratch_bytes=4 * max_scores(weights.is_packed)),
+            spec=model_spec(config),
             arithmetic=arithmetic,
             embed=Embedding(embed, dtype),
             layers=tuple(Layer.load(weights, i, config, arithmetic) for i in range(num_layers)),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from deepinfer.models.base import CompressionSpec, ModelSpec, PagedSpec, WindowSpec
 from deepinfer.models.deepseek_v41.config import DeepseekV41Config
-from deepinfer.models.deepseek_v41.work import MAX_SCORES, attention_terms, flops_per_token, values_per_row
+from deepinfer.models.deepseek_v41.work import attention_terms, flops_per_token, values_per_row
+from deepinfer.runtime.caches import SCORE_BYTES
 
 
 def model_spec(config: DeepseekV41Config) -> ModelSpec:
@@ -30,5 +31,5 @@ def model_spec(config: DeepseekV41Config) -> ModelSpec:
         attention_terms=attention_terms(config),
         flops_per_token=flops_per_token(config),
         values_per_row=values_per_row(config),
-        scratch_bytes=4 * MAX_SCORES,
+        scratch_bytes=SCORE_BYTES,
     )

@@ -11,15 +11,6 @@ from collections import Counter
 from deepinfer.models.base import AttentionTerm
 from deepinfer.models.deepseek_v41.config import DeepseekV41Config, LayerKind
 
-# Index scores held at a time, 64 MiB on a CPU and 512 MiB on a GPU; more rows are worked off in parts.
-MAX_SCORES = 1 << 24
-MAX_GPU_SCORES = 1 << 27
-
-
-def max_scores(is_packed: bool) -> int:
-    """Index scores held at a time, by the form of the weights."""
-    return MAX_GPU_SCORES if is_packed else MAX_SCORES
-
 
 def values_per_row(config: DeepseekV41Config) -> int:
     """Activations of a row in the widest place of a layer: streams, then queries and outputs, or experts."""

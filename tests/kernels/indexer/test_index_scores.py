@@ -9,6 +9,8 @@ from torch import Tensor
 from tests.support.compare import assert_same_bits
 from tests.support.kernel_runs import KernelRunner
 from tilelang_ops.common.numerics import decode_mxfp4, encode_mxfp4
+from tilelang_ops.indexer.candidate_scores import cuda as candidates_cuda
+from tilelang_ops.indexer.candidate_scores import reference as candidates_reference
 from tilelang_ops.indexer.index_scores import cuda, reference
 
 ENTRIES = 16  # of a block
@@ -62,3 +64,22 @@ def test_index_scores(run_kernel: KernelRunner, row_seq: list[int], visible: lis
         alone = [a[row : row + 1] if i in (0, 1, 5, 6) else a for i, a in enumerate(arguments)]
         one, _ = run_kernel(cuda, *alone, width)
         assert_same_bits(one[0], actual[row], f"row {row} alone")
+
+
+def test_candidate_scores(run_kernel: KernelRunner) -> None:
+    """Bit by bit the scores of all entries, gathered; full, short and empty lists, some past the end."""
+    visible = [190, 191, 192, 3, 0, 70]
+    arguments = batch([0, 0, 1, 1, 2, 2], visible)
+    whole, _ = run_kernel(cuda, *arguments, 192)
+    blocks = torch.stack([torch.randperm(24)[:20].sort().values for _ in visible]).int()
+    blocks[1, 7:] = -1
+    blocks[2, 0:] = torch.arange(4, 24)
+    blocks[3, 1:] = blocks[4] = -1
+    blocks[3, 0] = 0
+    scores, _ = run_kernel(candidates_cuda, *arguments, blocks, 8)
+    entries = (blocks[:, :, None] * 8 + torch.arange(8)).flatten(1)
+    is_inside = (entries >= 0) & (blocks >= 0).repeat_interleave(8, dim=1)
+    expected = torch.where(is_inside, whole.gather(1, entries.clamp(min=0).long()), -torch.inf)
+    assert_same_bits(scores, expected)
+    seen = torch.isfinite(candidates_reference.run(*arguments, blocks, 8))
+    assert torch.equal(torch.isfinite(scores), seen)

@@ -10,6 +10,9 @@ from tests.support.compare import assert_same_bits
 from tests.support.kernel_runs import KernelRunner
 from tilelang_ops.kv_index.select_entries import cuda, reference
 
+K = 40
+WIDE = cuda.STEP + cuda.KEEP + 1500  # more than the list holds: a cut comes from a sample
+
 
 def scores(rows: int, width: int, kind: str) -> Tensor:
     """Scores with the difficulties named by `kind`."""
@@ -22,23 +25,38 @@ def scores(rows: int, width: int, kind: str) -> Tensor:
         x[0] = -torch.inf
     elif kind == "close":
         x = 1.0 + torch.randint(0, 40, (rows, width)) * 2.0**-23
-    elif kind == "wide":
-        x = x * torch.exp2(torch.randint(-140, 120, (rows, width)).float())
+        x[0, 0], x[0, -1] = (
+            torch.nan,
+            -torch.nan,
+        )  # above all, and never chosen
+    elif kind == "ascending":  # the list fills up again and again
+        x = x.sort(dim=1).values
     return x
 
 
-@pytest.mark.parametrize("kind", ["random", "ties", "holes", "close", "wide"])
+@pytest.mark.parametrize("kind", ["random", "ties", "holes", "close", "ascending"])
 def test_select_entries(run_kernel: KernelRunner, kind: str) -> None:
-    for rows, width in ((1, 1), (2, 39), (3, 40), (2, 41), (2, 4096), (1, 9001)):
+    """Widths that are loaded one by one or in fours, below k and above what the list holds."""
+    for rows, width in ((1, 1), (2, 41), (1, 2052), (1, WIDE)):
         given = scores(rows, width, kind)
-        chosen, _ = run_kernel(cuda, given, 40)
-        assert_same_bits(chosen, reference.run(given, 40), f"{kind}, {width} columns")
+        chosen, _ = run_kernel(cuda, given, K)
+        assert_same_bits(chosen, reference.run(given, K), f"{kind}, {width} columns")
 
 
-def test_more_equal_scores_than_the_list_holds(run_kernel: KernelRunner) -> None:
-    given = torch.zeros(1, cuda.CAPACITY + 700)
-    given[0, 5::13] = 1.0 + torch.arange(given[0, 5::13].numel()) % 3
-    given[0, -1] = -1.0
-    for k in (40, 700):
-        chosen, _ = run_kernel(cuda, given, k)
-        assert_same_bits(chosen, reference.run(given, k), f"{k} of many equals")
+def test_cut_that_is_too_high(run_kernel: KernelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sample holds all that is large, and that is less than k: the row is read again."""
+    monkeypatch.setattr(cuda, "SPARE", 24)
+    given = torch.rand(1, WIDE) - 1
+    parts = cuda.WARPS * cuda.SAMPLE
+    given[0, torch.arange(36) * WIDE // parts] = 1 + torch.rand(36)
+    assert (K + 1 + cuda.SPARE) * cuda.THREADS * cuda.SAMPLE // WIDE < 36 < K
+    chosen, _ = run_kernel(cuda, given, K + 1)
+    assert_same_bits(chosen, reference.run(given, K + 1))
+
+
+def test_entries_of_blocks(run_kernel: KernelRunner) -> None:
+    """Columns stand for the entries of the row's blocks."""
+    given = scores(2, 96, "ties")
+    blocks = torch.stack([torch.randperm(40)[:12].sort().values for _ in given]).int()
+    chosen, _ = run_kernel(cuda, given, K, blocks, 8)
+    assert_same_bits(chosen, reference.run(given, K, blocks, 8))

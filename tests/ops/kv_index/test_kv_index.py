@@ -11,7 +11,6 @@ from tests.support.compare import assert_same_bits, check_against_cpu
 from tilelang_ops.kv_index import (
     candidate_blocks,
     entry_slots,
-    keep_candidates,
     select_entries,
     window_index,
 )
@@ -117,19 +116,3 @@ def test_candidate_blocks(device: str, size: int, k: int, width: int) -> None:
 def test_last_visible_block_is_always_kept() -> None:
     scores = torch.tensor([[5.0, 4.0, 3.0, 2.0, 1.0, -torch.inf]])
     assert candidate_blocks(scores, torch.tensor([5]), 1, 2).tolist() == [[0, 4]]
-
-
-@pytest.mark.parametrize(("width", "size"), [(1, 8), (24, 8), (30, 8), (7, 3)])
-def test_keep_candidates(width: int, size: int) -> None:
-    num_blocks = -(-width // size)
-    scores = torch.randn(5, width)
-    blocks = torch.full((5, 4), -1, dtype=torch.int32)
-    blocks[1, 0] = num_blocks - 1
-    blocks[2, :2] = torch.tensor([0, num_blocks - 1])
-    expected = scores.clone()
-    for row in range(5):
-        for column in range(width):
-            if column // size not in blocks[row].tolist():
-                expected[row, column] = -torch.inf
-    keep_candidates(scores, blocks, size)
-    assert_same_bits(scores, expected)

@@ -118,10 +118,17 @@ void index(Context& context, Inputs& in, Digest& digest) {
         const auto row_seq = in.integers(40, 0, 1), visible = in.integers(40, 0, static_cast<int>(3 * per_block));
         const auto q = in.floats(40 * 9 * kIndexWidth), weights = in.floats(40 * 9);
         std::vector<float> out(static_cast<size_t>(40 * 3 * per_block));
-        index_scores(context, {q.data(), DType::kFloat32, weights.data(), DType::kFloat32, codes.data(),
+        const IndexScoresArgs args = {q.data(), DType::kFloat32, weights.data(), DType::kFloat32, codes.data(),
                                per_block * 64, 64, scales.data(), per_block * 4, 4, 6, per_block, tables.data(), 2, 3,
-                               3, row_seq.data(), visible.data(), out.data(), 40, 9, 3 * per_block});
+                               3, row_seq.data(), visible.data(), out.data(), 40, 9, 3 * per_block};
+        index_scores(context, args);
         digest.add(out);
+        std::vector<int32_t> candidates = in.integers(40 * 3, -1, static_cast<int>(3 * per_block / 8) - 1);
+        std::vector<float> chosen(40 * 3 * 8);
+        IndexScoresArgs of_candidates = args;
+        of_candidates.out = chosen.data();
+        candidate_scores(context, of_candidates, candidates.data(), 3, 8);
+        digest.add(chosen);
     }
 }
 

@@ -1,134 +1,313 @@
-"""index_scores on CUDA: keys are decoded to bfloat16, which is exact, and multiplied by the tensor cores.
+"""index_scores and candidate_scores on CUDA: keys become bfloat16, which is exact, for the tensor cores.
 
-A thread block takes four rows and a run of keys, tile after tile: [KEYS, 128] keys times [128, rows * heads]
-queries. Rows of several sequences are served one sequence after the other. The sum over heads is taken in the
-accumulators, in one order. On sm_100a accumulators lie in tensor memory.
+A thread block takes the rows that fit COLUMNS query vectors and a run of keys, tile after tile: keys
+[tile, 128] times queries [128, rows * heads]. Rows of several sequences are served one sequence after the
+other. The sum over heads is taken in the accumulators, in one order.
+
+On SM90 packed keys go from memory straight to the registers of the instruction, a warp group for a block:
+thread t of four holds scale group t of a key, which is 16 bytes, and every instruction takes four of its
+channels. The next tile is loaded while one is multiplied. On SM100 keys are decoded to shared memory and sums
+lie in tensor memory.
+
+    channel 32 t + 8 u + p + 4 e   is factor   2 (16 u + 4 p + t) + e      e = 0, 1;  p, t, u = 0..3
+
+Decoded keys are the true ones / 2^64: one product with a power of two sets every usual scale right, and the
+weights make up for it. (Exact for E8M0 bytes 60 to 192; larger ones count as 192, 255 is NaN, and what
+smaller ones lose is below 2^-64.)
 """
+
+import math
 
 import tilelang.language as T
 import torch
 from tilelang.cuda import language as TC
+from tilelang.layout import Fragment
 from torch import Tensor
 
-from tilelang_ops.common.cuda_numerics import e2m1_value, e8m0_value, record_row
-from tilelang_ops.common.kernels import cuda_kernel
+from tilelang_ops.common.kernels import cuda_kernel, num_sms
 from tilelang_ops.common.records import flat_rows, rows_per_part
 
 WIDTH = 128
-KEYS = 128  # of a tile
-TILES = 8  # of a thread block
-THREADS = 256
-COLUMNS = 128  # rows times heads of a thread block
 WORDS = WIDTH // 8
+COLUMNS = 128  # rows times heads of a thread block
+LEAST_COLUMNS = 16  # of an instruction on SM100
+KEYS = {"sm_90a": 64, "sm_100a": 128}  # of a tile, and half as many threads
+RUN = 128  # keys: tiles of any architecture
+PART_KEYS = 2048  # of a thread block at most
+BLOCKS_PER_SM = 4
+WAVES = 4  # of thread blocks, where there is enough work
+UNIT = 8  # keys that lie together, if the pool's blocks are multiples
+SHRINK = 64
+NAN_PAIR = 0x7FC07FC0
+NOWHERE = 0x7FFFFFFF  # entry number of no entry
 
 
-@cuda_kernel(builds=lambda model: [{"heads": model.index_n_heads, "is_float": False}], uses_tensor_cores=True)
-def kernel(heads: int, is_float: bool, arch: str):
-    n, width = T.dynamic("n"), T.dynamic("width")
+def channel(factor):
+    """The channel that is factor `factor` of the products."""
+    pair, e = factor // 2, factor % 2
+    return pair % 4 * 32 + pair // 16 * 8 + pair // 4 % 4 + e * 4
+
+
+def decode_pair(word, p):
+    """Codes p and p + 4 of a word as bfloat16 bits of value * 2^-126."""
+    sign = T.if_then_else(p == 3, word, word << T.cast(12 - 4 * p, "uint32")) & T.uint32(0x80008000)
+    left, right = T.cast(T.max(6 - 4 * p, 0), "uint32"), T.cast(T.max(4 * p - 6, 0), "uint32")
+    return sign | (T.if_then_else(p < 2, word << left, word >> right) & T.uint32(0x01C001C0))
+
+
+def power_pair(scales, t):
+    """2^(126 - SHRINK) times scale t of a key's word of scales, twice in bfloat16."""
+    byte = (T.cast(scales, "uint32") >> T.cast(8 * t, "uint32")) & T.uint32(255)
+    power = (T.min(byte, T.uint32(128 + SHRINK)) + T.uint32(126 - SHRINK)) * T.uint32(0x00800080)
+    return T.if_then_else(byte == T.uint32(255), T.uint32(NAN_PAIR), power)
+
+
+def times(pair, power):
+    """Product of two pairs of bfloat16."""
+    product = TC.mul2(T.reinterpret(pair, "bfloat16x2"), T.reinterpret(power, "bfloat16x2"))
+    return T.reinterpret(product, "uint32")
+
+
+def lane_of(i, t):
+    """The thread whose registers have scale group t of key i of a tile, as the instruction wants it."""
+    return i // 16 * 32 + i % 8 * 4 + t
+
+
+@cuda_kernel(
+    builds=lambda model: [
+        {"heads": model.index_n_heads, "is_float": False, "unit": UNIT, "block_size": 0},
+        {
+            "heads": model.index_n_heads,
+            "is_float": False,
+            "unit": model.candidate_block_size,
+            "block_size": model.candidate_block_size,
+        },
+    ],
+    pass_configs={"tl.disable_safe_memory_legalize": True, "tl.disable_thread_storage_sync": True},
+    uses_tensor_cores=True,
+)
+def kernel(heads: int, is_float: bool, unit: int, block_size: int, arch: str):
+    """Entries of a row: all, or those of its candidate blocks of `block_size` > 0 entries."""
+    n, width, num_candidates = T.dynamic("n"), T.dynamic("width"), T.dynamic("num_candidates")
     sequences, max_blocks = T.dynamic("sequences"), T.dynamic("max_blocks")
     pool_rows, scale_rows = T.dynamic("pool_rows"), T.dynamic("scale_rows")
-    rows = COLUMNS // heads  # of a thread block
-    code_shape, code_dtype = ((WIDTH,), "float32") if is_float else ((WORDS,), "int32")
+    rows = 1 if block_size else COLUMNS // heads  # of a thread block
+    columns = max(rows * heads, LEAST_COLUMNS)
     on_tmem = arch == "sm_100a"
+    tile_keys = KEYS[arch]
+    threads = 2 * tile_keys
+    units = PART_KEYS // unit
+    tile_units = tile_keys // unit
+    code_shape, code_dtype = ((WIDTH,), "float32") if is_float else ((WORDS,), "int32")
+    num_lines = columns * WIDTH // 8 // threads
+    undo = 0.5 if is_float else 0.5 * 2.0**SHRINK
+
+    @T.macro
+    def load_queries(lines, q, first, n, tx):
+        """Runs of 8 channels, all at once; those of rows that do not exist come from others."""
+        for j in T.unroll(num_lines):
+            column = T.min((j * threads + tx) // (WIDTH // 8), rows * heads - 1)
+            row = T.min(first + column // heads, n - 1)
+            for v in T.vectorized(4):
+                lines[j, v] = q[row, column % heads * (WIDTH // 2) + tx % (WIDTH // 8) * 4 + v]
+
+    @T.macro
+    def place_queries(lines, query_pairs, tx):
+        for j in T.unroll(num_lines):
+            t, u = tx % (WIDTH // 8) // 4, tx % 4
+            for p in T.unroll(4):
+                low, high = lines[j, p // 2], lines[j, 2 + p // 2]
+                query_pairs[(j * threads + tx) // (WIDTH // 8), 16 * u + 4 * p + t] = T.if_then_else(
+                    p % 2 == 0,
+                    (low & T.uint32(0xFFFF)) | (high << T.uint32(16)),
+                    (low >> T.uint32(16)) | (high & T.uint32(0xFFFF0000)),
+                )
+
+    @T.macro
+    def load(raw, words, codes, scales, places, scale_places, tile):
+        for i, j in T.Parallel(tile_keys, WORDS):
+            raw[i, j] = codes[places[tile * tile_units + i // unit] + i % unit, j]
+        for i, t in T.Parallel(tile_keys, 4):
+            words[i, t] = scales[scale_places[tile * tile_units + i // unit] + i % unit]
+
+    @T.macro
+    def decode(pairs, powers, raw, words):
+        for i, t in T.Parallel(tile_keys, 4):
+            powers[i, t] = power_pair(words[i, t], t)
+        for i, j in T.Parallel(tile_keys, WIDTH // 2):
+            word = T.cast(raw[i, j % 4 * 4 + j // 16], "uint32")
+            pairs[i, j] = times(decode_pair(word, j // 4 % 4), powers[i, j % 4])
+
+    @T.macro
+    def decode_from_pool(pairs, codes, scales, places, scale_places, tile):
+        for i, j in T.Parallel(tile_keys, WIDTH // 2):
+            key = places[tile * tile_units + i // unit] + i % unit
+            scale_key = scale_places[tile * tile_units + i // unit] + i % unit
+            word = T.cast(codes[key, j % 4 * 4 + j // 16], "uint32")
+            pairs[i, j] = times(decode_pair(word, j // 4 % 4), power_pair(scales[scale_key], j % 4))
+
+    @T.macro
+    def decode_floats(decoded, codes, places, tile):
+        for i, k in T.Parallel(tile_keys, WIDTH):
+            key = places[tile * tile_units + i // unit] + i % unit
+            decoded[i, k] = T.cast(codes[key, channel(k)], "bfloat16")
+
+    def number_of(candidates, row, column, width):
+        """Entry number of a column; of one outside, NOWHERE."""
+        if not block_size:
+            return T.if_then_else(column < width, column, NOWHERE)
+        block = T.if_then_else(column < width, candidates[row, T.min(column, width - 1) // block_size], -1)
+        return T.if_then_else(block >= 0, block * block_size + column % block_size, NOWHERE)
 
     @T.prim_func
     def index_scores(
-        q: T.Tensor((n, heads * WIDTH), "bfloat16"),
+        q: T.Tensor((n, heads * WIDTH // 2), "uint32"),
         weights: T.Tensor((n, heads), "float32"),
         codes: T.Tensor((pool_rows, *code_shape), code_dtype),
         scales: T.Tensor((scale_rows,), "int32"),
         block_tables: T.Tensor((sequences, max_blocks), "int32"),
         row_seq: T.Tensor((n,), "int32"),
         num_visible: T.Tensor((n,), "int32"),
+        candidates: T.Tensor((n, num_candidates), "int32"),
         out: T.Tensor((n, width), "float32"),
         entries: T.int32,
         stride: T.int32,
         scale_stride: T.int32,
+        runs: T.int32,
     ):
-        with T.Kernel(T.ceildiv(width, KEYS * TILES), T.ceildiv(n, rows), threads=THREADS) as (part, group):
-            queries = T.alloc_shared((COLUMNS, WIDTH), "bfloat16")
-            keys = T.alloc_shared((KEYS, WIDTH), "bfloat16")
-            factors = T.alloc_shared((COLUMNS,), "float32")
-            products = T.alloc_fragment((KEYS, COLUMNS), "float32")
-            by_row = T.alloc_fragment((KEYS, rows, heads), "float32")
-            sums = T.alloc_fragment((KEYS, rows), "float32")
-            staged = T.alloc_shared((rows, KEYS), "float32")
+        with T.Kernel(T.ceildiv(width, RUN * runs), T.ceildiv(n, rows), threads=threads) as (
+            part,
+            group,
+        ):
+            if not on_tmem:
+                TC.no_set_max_nreg()
+                TC.annotate_min_blocks_per_sm(BLOCKS_PER_SM)
+            tx = T.get_thread_binding()
+            queries = T.alloc_shared((columns, WIDTH), "bfloat16")
+            query_pairs = T.view(queries, (columns, WIDTH // 2), "uint32")
+            lines = T.alloc_local((num_lines, 4), "uint32")
+            factors = T.alloc_shared((columns,), "float32")
+            numbers = T.alloc_shared((units,), "int32")  # first entries of the units
+            places = T.alloc_shared((units,), "int32")  # their rows of the pool
+            scale_places = T.alloc_shared((units,), "int32")
+            seqs = T.alloc_shared((rows,), "int32")  # of the rows, -1 behind the last one
+            visible = T.alloc_shared((rows,), "int32")
+            staged = T.alloc_shared((2, rows, tile_keys), "float32")
+            products = T.alloc_fragment((tile_keys, columns), "float32")
+            by_row = T.alloc_fragment((tile_keys, rows, heads), "float32")
+            sums = T.alloc_fragment((tile_keys, rows), "float32")
             most = T.alloc_local((1,), "int32")
+            count = T.alloc_local((1,), "int32")  # tiles with a visible entry
             first = group * rows
+            tiles = runs * (RUN // tile_keys)
             if on_tmem:
-                total = TC.alloc_tmem((KEYS, COLUMNS), "float32")
+                decoded = T.alloc_shared((tile_keys, WIDTH), "bfloat16")
+                pairs = T.view(decoded, (tile_keys, WIDTH // 2), "uint32")
+                total = TC.alloc_tmem((tile_keys, columns), "float32")
                 arrived = TC.alloc_barrier(1)
-            for i, j in T.Parallel(COLUMNS, WIDTH):
+            else:
+                pairs = T.alloc_fragment((tile_keys, WIDTH // 2), "uint32")
+                decoded = T.view(pairs, (tile_keys, WIDTH), "bfloat16")
+                T.clear(decoded)
+                if not is_float:
+                    raw = T.alloc_fragment((tile_keys, WORDS), "int32")
+                    words = T.alloc_fragment((tile_keys, 4), "int32")
+                    powers = T.alloc_fragment((tile_keys, 4), "uint32")
+                    T.annotate_layout(
+                        {
+                            raw: Fragment(
+                                raw.shape, lambda i, j: (lane_of(i, j // 4), i // 8 % 2 * 4 + j % 4)
+                            ),
+                            words: Fragment(words.shape, lambda i, t: (lane_of(i, t), i // 8 % 2)),
+                            powers: Fragment(powers.shape, lambda i, t: (lane_of(i, t), i // 8 % 2)),
+                        }
+                    )
+            load_queries(lines, q, first, n, tx)
+            for i in T.Parallel(columns):
                 row = first + i // heads
-                queries[i, j] = T.if_then_else(
-                    row < n, q[T.min(row, n - 1), (i % heads) * WIDTH + j], T.cast(0.0, "bfloat16")
+                factors[i] = T.if_then_else(
+                    row < n and i < rows * heads, weights[T.min(row, n - 1), i % heads] * undo, 0.0
                 )
-            for i in T.Parallel(COLUMNS):
-                row = first + i // heads
-                factors[i] = T.if_then_else(row < n, weights[T.min(row, n - 1), i % heads], 0.0)
+            place_queries(lines, query_pairs, tx)
+            for r in T.Parallel(rows):
+                row = T.min(first + r, n - 1)
+                seqs[r] = T.if_then_else(first + r < n, row_seq[row], -1)
+                visible[r] = num_visible[row]
+            TC.fence_proxy_async()
+            T.sync_threads()
             for leader in T.serial(rows):
-                own = T.min(first + leader, n - 1)
-                previous = T.max(own - 1, 0)
-                if first + leader < n and (leader == 0 or row_seq[own] != row_seq[previous]):
-                    sequence = row_seq[own]
+                sequence = seqs[leader]
+                if sequence >= 0 and (leader == 0 or sequence != seqs[T.max(leader - 1, 0)]):
                     most[0] = 0
                     for r in T.unroll(rows):
-                        member = T.min(first + r, n - 1)
-                        if first + r < n and row_seq[member] == sequence:
-                            most[0] = T.max(most[0], num_visible[member])
-                    for tile in T.serial(TILES):
-                        start = (part * TILES + tile) * KEYS
-                        if start < width:
-                            if start < most[0]:
-                                for i, j in T.Parallel(KEYS, WORDS):
-                                    entry = start + i
-                                    if entry < most[0]:
-                                        record = (
-                                            block_tables[sequence, entry // entries] * entries
-                                            + entry % entries
-                                        )
-                                        place = record_row(record, entries, stride)
-                                        if is_float:
-                                            for c in T.vectorized(8):
-                                                keys[i, j * 8 + c] = T.cast(
-                                                    codes[place, j * 8 + c], "bfloat16"
-                                                )
-                                        else:
-                                            word = codes[place, j]
-                                            scale = e8m0_value(
-                                                (
-                                                    scales[record_row(record, entries, scale_stride)]
-                                                    >> (j // 4 * 8)
-                                                )
-                                                & 255
-                                            )
-                                            for c in T.unroll(8):
-                                                keys[i, j * 8 + c] = T.cast(
-                                                    e2m1_value((word >> (4 * c)) & 15) * scale, "bfloat16"
-                                                )
-                                    else:
-                                        for c in T.vectorized(8):
-                                            keys[i, j * 8 + c] = T.cast(0.0, "bfloat16")
-                                if on_tmem:
-                                    TC.gemm(
-                                        keys, queries, total, transpose_B=True, mbar=arrived, clear_accum=True
-                                    )
-                                    T.copy(total, products)
-                                else:
-                                    T.gemm(keys, queries, products, transpose_B=True, clear_accum=True)
-                                for i, r, h in T.Parallel(KEYS, rows, heads):
-                                    by_row[i, r, h] = (
-                                        T.max(products[i, r * heads + h], 0.0) * factors[r * heads + h]
-                                    )
-                                T.reduce_sum(by_row, sums, dim=2)
-                                for i, r in T.Parallel(KEYS, rows):
-                                    staged[r, i] = sums[i, r]
-                            for r, i in T.Parallel(rows, KEYS):
-                                member = T.min(first + r, n - 1)
-                                if first + r < n and start + i < width and row_seq[member] == sequence:
-                                    out[member, start + i] = T.if_then_else(
-                                        start + i < num_visible[member], staged[r, i], -T.infinity("float32")
-                                    )
+                        if seqs[r] == sequence:
+                            most[0] = T.max(most[0], visible[r])
+                    T.sync_threads()  # the sequence before has been served
+                    for u in T.Parallel(units):
+                        number = number_of(
+                            candidates, first + leader, part * tiles * tile_keys + u * unit, width
+                        )
+                        numbers[u] = number
+                        pool_block = T.if_then_else(
+                            number < most[0],
+                            block_tables[sequence, T.if_then_else(number < most[0], number // entries, 0)],
+                            0,
+                        )
+                        place = T.if_then_else(number < most[0], number % entries, 0)
+                        places[u] = pool_block * stride + place
+                        scale_places[u] = pool_block * scale_stride + place
+                    T.sync_threads()
+                    count[0] = 0
+                    for tile in T.serial(tiles):
+                        if numbers[tile * tile_units] < most[0]:
+                            count[0] = tile + 1
+                    if not on_tmem and not is_float:
+                        load(raw, words, codes, scales, places, scale_places, 0)
+                    for tile in T.serial(count[0]):
+                        if is_float:
+                            decode_floats(decoded, codes, places, tile)
+                        elif on_tmem:
+                            decode_from_pool(pairs, codes, scales, places, scale_places, tile)
+                        else:
+                            decode(pairs, powers, raw, words)
+                            load(raw, words, codes, scales, places, scale_places, T.min(tile + 1, tiles - 1))
+                        if on_tmem:
+                            TC.fence_proxy_async()
+                            T.sync_threads()
+                            TC.gemm(decoded, queries, total, transpose_B=True, mbar=arrived, clear_accum=True)
+                            T.copy(total, products)
+                        else:
+                            T.gemm(
+                                decoded,
+                                queries,
+                                products,
+                                transpose_B=True,
+                                clear_accum=True,
+                                policy=T.GemmWarpPolicy.FullRow,
+                            )
+                        for i, r, h in T.Parallel(tile_keys, rows, heads):
+                            # Twice the value where positive, else 0.
+                            by_row[i, r, h] = (
+                                products[i, r * heads + h] + T.abs(products[i, r * heads + h])
+                            ) * factors[r * heads + h]
+                        T.reduce_sum(by_row, sums, dim=2)
+                        for i, r in T.Parallel(tile_keys, rows):
+                            staged[tile % 2, r, i] = sums[i, r]
+                        T.sync_threads()
+                        for r, i in T.Parallel(rows, tile_keys):
+                            number = numbers[tile * tile_units + i // unit]
+                            column = (part * tiles + tile) * tile_keys + i
+                            if seqs[r] == sequence and column < width:
+                                out[first + r, column] = T.if_then_else(
+                                    number < visible[r] - i % unit,
+                                    staged[tile % 2, r, i],
+                                    -T.infinity("float32"),
+                                )
+                    for tile in T.serial(count[0], tiles):
+                        for r, i in T.Parallel(rows, tile_keys):
+                            column = (part * tiles + tile) * tile_keys + i
+                            if seqs[r] == sequence and column < width:
+                                out[first + r, column] = -T.infinity("float32")
 
     return index_scores
 
@@ -142,24 +321,37 @@ def run(
     row_seq: Tensor,
     num_visible: Tensor,
     max_visible: int,
+    candidates: Tensor | None = None,
+    block_size: int = 0,
 ) -> Tensor:
     num_rows, heads = q.shape[:2]
+    entries = code_pool.shape[1]
     assert COLUMNS % heads == 0, f"{heads=} does not divide {COLUMNS}"
-    out = torch.empty(num_rows, max_visible, dtype=torch.float32, device=q.device)
+    width = max_visible if candidates is None else candidates.shape[1] * block_size
+    unit = math.gcd(UNIT if candidates is None else block_size, entries, UNIT)
+    out = torch.empty(num_rows, width, dtype=torch.float32, device=q.device)
     is_float = scale_pool is None
     codes = flat_rows(code_pool) if is_float else flat_rows(code_pool).view(torch.int32)
     scales = block_tables.new_zeros(1) if is_float else flat_rows(scale_pool).view(torch.int32).flatten()
-    kernel(heads=heads, is_float=is_float)(
-        q.to(torch.bfloat16).flatten(1),
+    kernel(heads=heads, is_float=is_float, unit=unit, block_size=block_size)(
+        q.to(torch.bfloat16).flatten(1).contiguous().view(torch.uint32),
         weights.float().contiguous(),
         codes,
         scales,
         block_tables.contiguous(),
         row_seq.contiguous(),
         num_visible.contiguous(),
+        row_seq.view(-1, 1) if candidates is None else candidates.contiguous(),
         out,
-        code_pool.shape[1],
+        entries,
         rows_per_part(code_pool),
         1 if is_float else rows_per_part(scale_pool),
+        _runs(num_rows if candidates is not None else -(-num_rows * heads // COLUMNS), width, q.device),
     )
     return out
+
+
+def _runs(groups: int, width: int, device: torch.device) -> int:
+    """Runs of keys of a thread block; they change no bits."""
+    wanted = num_sms(device) * BLOCKS_PER_SM * WAVES
+    return max(1, min(-(-width // RUN) * groups // wanted, PART_KEYS // RUN))

@@ -1,4 +1,4 @@
-"""index_scores: shapes and dispatch."""
+"""Scores of index queries against the keys of their sequence."""
 
 from __future__ import annotations
 
@@ -39,14 +39,27 @@ def index_scores(
     Returns:
         [Q, max_visible] float32, -inf at entries that the row does not see.
     """
+    check_shapes(q, weights, code_pool, scale_pool, row_seq, num_visible)
+    num_rows = q.shape[0]
+    if num_rows == 0 or max_visible == 0:
+        return q.new_empty(num_rows, max_visible, dtype=torch.float32)
+    return backend(__package__, q.device).run(
+        q, weights, code_pool, scale_pool, block_tables, row_seq, num_visible, max_visible
+    )
+
+
+def check_shapes(
+    q: Tensor,
+    weights: Tensor,
+    code_pool: Tensor,
+    scale_pool: Tensor | None,
+    row_seq: Tensor,
+    num_visible: Tensor,
+) -> None:
+    """Assert what the operators of this family demand of their arguments."""
     num_rows, heads = q.shape[:2]
     assert q.shape[2] == WIDTH and weights.shape == (num_rows, heads), f"{q.shape=} {weights.shape=}"
     is_float = code_pool.dtype == torch.float32
     assert code_pool.shape[2] == (WIDTH if is_float else CODE_BYTES), f"{code_pool.shape=}"
     assert is_float == (scale_pool is None) and code_pool.stride(2) == 1, f"{code_pool.stride()=}"
     assert row_seq.shape == num_visible.shape == (num_rows,), f"{row_seq.shape=} {num_visible.shape=}"
-    if num_rows == 0 or max_visible == 0:
-        return q.new_empty(num_rows, max_visible, dtype=torch.float32)
-    return backend(__package__, q.device).run(
-        q, weights, code_pool, scale_pool, block_tables, row_seq, num_visible, max_visible
-    )

@@ -1,28 +1,39 @@
-"""select_entries on CUDA: a radix search for the k-th best score, one block for a row.
+"""select_entries on CUDA: one reading of the scores, a block of threads for a row.
 
-Scores become unsigned numbers of the same order. Histograms of 11, 11 and 10 bits find the k-th best number
-exactly. The first reads the whole row. What lies in its threshold's bin or above is usually little, so the
-second reading lists those columns and the rest works on the list; where the list would not fit (many equal
-scores) it works on the row. Columns are taken in ascending order, by ranks within warps and between them.
+Scores become unsigned numbers of the same order. Columns whose number is above a cut are listed, in ascending
+order; in the end the list shrinks to the k best. The cut is chosen from a sample of the row, so that somewhat
+more than k columns are listed. Whatever it was, the result is exact:
+
+    the list fills up      it shrinks to little more than the k best, and the cut rises to below the last of
+                           them; what comes later and is not above it can never be chosen, since ties go to
+                           the lower column
+    it stays below k       the row is read again without a cut
+
+A number that k others, or about as many, are above is found by bisection in four parts: each turn counts how
+many are above three values. There are no bins, so equal or close scores cost no more than others.
 """
 
-import tilelang.language as T
 import torch
+from tilelang.cuda import language as T
 from torch import Tensor
 
 from tilelang_ops.common.kernels import cuda_kernel
 
-THREADS = 512
-WARPS = THREADS // 32
-UNROLL = 8  # columns of a thread between barriers
-BINS = 2048
-PER_THREAD = BINS // THREADS
-CAPACITY = 6144  # columns of the list
+THREADS, LANES = 512, 32
+WARPS = THREADS // LANES
+RUN = 4  # columns of a thread that lie together
+RUNS = 2  # of them in a step
+STEP = THREADS * RUN * RUNS
+DEPTH = 2  # steps that are loaded ahead
+KEEP = 2560  # columns that the list may have before a step
+SAMPLE = 8  # columns of a thread
+SPARE = 1024  # columns above k that are listed, about
 MINUS_INFINITY = 0x007FFFFF  # its ordered number; what is not above is never chosen
-SHIFTS, BITS = (21, 10, 0), (11, 11, 10)
-# What a thread knows of the search: how many of those equal to the cut are chosen, columns of the list or the
-# row, whether there is a list, whether all that can be chosen is.
-WANTED, LENGTH, IS_LISTED, TAKES_ALL = range(4)
+TURNS = 20  # of a bisection: each leaves a quarter of 2^32, rounded up
+# What all threads know: columns of the list, all of them above the floor; where in `columns` they lie; how
+# many of those equal to the bound are kept; counts and turn of a bisection.
+LENGTH, SIDE, WANTED, ABOVE_LOW, ABOVE_HIGH, TURN = range(6)
+CUT, FLOOR, LOW, HIGH, BOUND = range(5)
 
 
 def ordered(score):
@@ -31,223 +42,346 @@ def ordered(score):
     return T.if_then_else(bits >= T.uint32(1 << 31), ~bits, bits | T.uint32(1 << 31))
 
 
-@T.macro
-def scan(line, size, thread, total):
-    """Exclusive running sums of `line`, by the first warp; the whole sum goes to `total[0]`."""
-    T.sync_threads()
-    if thread < 32:
-        carry = T.alloc_local((1,), "int32")
-        run = T.alloc_local((1,), "int32")
-        own = T.alloc_local((1,), "int32")
-        carry[0] = 0
-        for part in T.serial(size // 32):
-            own[0] = line[part * 32 + thread]
-            run[0] = own[0]
-            for step in T.unroll(5):
-                other = T.shfl_up(run[0], 1 << step)
-                if thread >= (1 << step):
-                    run[0] = run[0] + other
-            line[part * 32 + thread] = carry[0] + run[0] - own[0]
-            carry[0] = carry[0] + T.shfl_sync(run[0], 31)
-        if thread == 0:
-            total[0] = carry[0]
-    T.sync_threads()
+def score_of(number):
+    """The score with an ordered number."""
+    is_positive = number >= T.uint32(1 << 31)
+    return T.reinterpret(T.if_then_else(is_positive, number ^ T.uint32(1 << 31), ~number), "float32")
 
 
 @T.macro
-def ranks(flags, before, line, total, thread):
-    """`before[u]`: how many flags stand before column u of this thread; columns lie thread by thread."""
-    below = (T.uint32(1) << T.cast(thread % 32, "uint32")) - T.uint32(1)
-    for u in T.unroll(UNROLL):
-        votes = T.cast(T.ballot(flags[u] != 0), "uint32")
-        before[u] = T.cast(T.popcount(votes & below), "int32")
-        if thread % 32 == 0:
-            line[u * WARPS + thread // 32] = T.cast(T.popcount(votes), "int32")
-    scan(line, UNROLL * WARPS, thread, total)
-    for u in T.unroll(UNROLL):
-        before[u] = before[u] + line[u * WARPS + thread // 32]
+def warp_sum(values, size):
+    """Sums over a warp, in every lane of it."""
+    for i in T.unroll(size):
+        values[i] = T.warp_reduce_sum(values[i])
 
 
 @T.macro
-def narrow(scores, row, thread, bins, sums, listed, total, found, search, cut, shift, num_bits, before_shift):
-    """One histogram: `num_bits` more of the k-th best number, those from bit `shift` on."""
-    above = T.alloc_local((1,), "int32")
-    place = T.alloc_local((1,), "int32")
-    loaded = T.alloc_local((UNROLL,), "float32")
-    if search[TAKES_ALL] == 0:
-        for i in T.serial(PER_THREAD):
-            bins[i * THREADS + thread] = 0
-        T.sync_threads()
-        for i in T.serial(T.ceildiv(search[LENGTH], THREADS * UNROLL)):
-            for u in T.unroll(UNROLL):  # all loads first: they are what takes time
-                place[0] = (i * UNROLL + u) * THREADS + thread
-                is_inside = place[0] < search[LENGTH]
-                if search[IS_LISTED] != 0 and is_inside:
-                    place[0] = listed[place[0]]
-                loaded[u] = T.if_then_else(
-                    is_inside, scores[row, T.if_then_else(is_inside, place[0], 0)], -T.infinity("float32")
-                )
-            for u in T.unroll(UNROLL):
-                number = ordered(loaded[u])
-                if number > T.uint32(MINUS_INFINITY):
-                    value = T.cast((number >> T.uint32(shift)) & T.uint32((1 << num_bits) - 1), "int32")
-                    if before_shift < 0:
-                        T.atomic_add(bins[value], 1)
-                    else:
-                        if (number >> T.uint32(before_shift)) == cut[0]:
-                            T.atomic_add(bins[value], 1)
-        T.sync_threads()
-        # Threads own bins in descending order; `above` counts what is better than theirs.
-        above[0] = 0
-        for i in T.serial(PER_THREAD):
-            above[0] = above[0] + bins[BINS - 1 - (thread * PER_THREAD + i)]
-        sums[thread] = above[0]
-        scan(sums, THREADS, thread, total)
-        above[0] = sums[thread]
-        for i in T.serial(PER_THREAD):
-            inside = bins[BINS - 1 - (thread * PER_THREAD + i)]
-            if above[0] < search[WANTED] and above[0] + inside >= search[WANTED]:
-                found[0] = BINS - 1 - (thread * PER_THREAD + i)
-                found[1] = search[WANTED] - above[0]
-                found[2] = above[0] + inside
-            above[0] = above[0] + inside
-        T.sync_threads()
-        if total[0] < search[WANTED]:  # only the first histogram can hold too few
-            search[TAKES_ALL] = 1
-            cut[0] = T.uint32(MINUS_INFINITY)
-            search[WANTED] = 0
+def load(loaded, part, scores, row, width, step, warp, lane, vector):
+    """A step's columns of this thread: of a warp they lie together, of a lane in runs."""
+    for u in T.unroll(RUNS):
+        column = step * STEP + ((warp * RUNS + u) * LANES + lane) * RUN
+        if vector == RUN:
+            if column < width:
+                for v in T.vectorized(RUN):
+                    loaded[(part * RUNS + u) * RUN + v] = scores[row, column // RUN, v]
+            else:
+                for v in T.vectorized(RUN):
+                    loaded[(part * RUNS + u) * RUN + v] = -T.infinity("float32")
         else:
-            cut[0] = (cut[0] << T.uint32(num_bits)) | T.cast(found[0], "uint32")
-            search[WANTED] = found[1]
-        T.sync_threads()
+            for v in T.unroll(RUN):
+                loaded[(part * RUNS + u) * RUN + v] = T.if_then_else(
+                    column + v < width, scores[row, T.min(column + v, width - 1), 0], -T.infinity("float32")
+                )
 
 
-@cuda_kernel(builds=lambda model: [{"k": k} for k in (model.index_topk, model.candidate_topk_blocks)])
-def kernel(k: int):
-    n, width = T.dynamic("n"), T.dynamic("width")
+@T.macro
+def append(loaded, part, numbers, columns, counts, state, bounds, step, warp, lane):
+    """Lists the columns of a step that are above the cut."""
+    flags = T.alloc_local((RUNS,), "int32")
+    place = T.alloc_local((RUNS,), "int32")
+    sums = T.alloc_local((1,), "int32")
+    before = T.alloc_local((1,), "int32")
+    at = T.alloc_local((1,), "int32")
+    cut = score_of(bounds[CUT])
+    sums[0] = 0
+    for u in T.unroll(RUNS):
+        flags[u] = 0
+        for v in T.unroll(RUN):
+            # A NaN is above.
+            if not loaded[(part * RUNS + u) * RUN + v] <= cut:
+                flags[u] = flags[u] | (1 << v)
+        sums[0] = sums[0] | (T.cast(T.popcount(T.cast(flags[u], "uint32")), "int32") << (16 * u))
+    # Sums of the lanes before this one, of every run in a half of the word.
+    before[0] = sums[0]
+    for step_of_scan in T.unroll(5):
+        other = T.shfl_up(before[0], 1 << step_of_scan)
+        if lane >= (1 << step_of_scan):
+            before[0] = before[0] + other
+    at[0] = T.shfl_sync(before[0], LANES - 1)
+    before[0] = before[0] - sums[0]
+    if lane == 0:
+        counts[part * WARPS + warp] = (at[0] & 65535) + (at[0] >> 16)
+    place[0] = before[0] & 65535
+    place[1] = (before[0] >> 16) + (at[0] & 65535)
+    T.sync_threads()
+    # Of all warps in the low half, of those before this one in the high half.
+    sums[0] = 0
+    if lane < WARPS:
+        sums[0] = counts[part * WARPS + lane]
+        if lane < warp:
+            sums[0] = sums[0] * 65537
+    warp_sum(sums, 1)
+    for u in T.unroll(RUNS):
+        if flags[u] != 0:
+            at[0] = state[LENGTH] + (sums[0] >> 16) + place[u]
+            for v in T.unroll(RUN):
+                if (flags[u] & (1 << v)) != 0:
+                    numbers[at[0]] = ordered(loaded[(part * RUNS + u) * RUN + v])
+                    columns[state[SIDE] + at[0]] = step * STEP + ((warp * RUNS + u) * LANES + lane) * RUN + v
+                    at[0] = at[0] + 1
+    state[LENGTH] = state[LENGTH] + (sums[0] & 65535)
+
+
+@T.macro
+def find_largest(own, items, counts, bounds, warp, lane):
+    """bounds[HIGH]: the largest number that a thread of the block has."""
+    bounds[HIGH] = T.uint32(0)
+    for j in T.unroll(items):
+        bounds[HIGH] = T.max(bounds[HIGH], own[j])
+    bounds[HIGH] = T.warp_reduce_max(bounds[HIGH])
+    if lane == 0:
+        counts[DEPTH * WARPS + warp] = T.reinterpret(bounds[HIGH], "int32")
+    T.sync_threads()
+    bounds[HIGH] = T.reinterpret(counts[DEPTH * WARPS + lane % WARPS], "uint32")
+    bounds[HIGH] = T.warp_reduce_max(bounds[HIGH])
+
+
+@T.macro
+def bisect(own, items, used, tallies, state, bounds, least, most, thread, lane):
+    """Moves `low` up and `high` down while more than `most` numbers are above `low`.
+
+    At least `least` numbers stay above `low`, and less than that above `high`.
+    """
+    sums = T.alloc_local((2,), "int32")
+    for _ in T.serial(TURNS):
+        if state[ABOVE_LOW] > most and bounds[HIGH] - bounds[LOW] > T.uint32(1):
+            half = (bounds[HIGH] - bounds[LOW]) >> T.uint32(1)
+            quarter = (bounds[HIGH] - bounds[LOW]) >> T.uint32(2)
+            first, second = bounds[LOW] + quarter, bounds[LOW] + half
+            third = second + quarter
+            sums[0] = 0
+            sums[1] = 0
+            for j in T.unroll(items):
+                if j < used:
+                    if own[j] > first:
+                        sums[0] = sums[0] + 1
+                    if own[j] > second:
+                        sums[0] = sums[0] + 65536
+                    if own[j] > third:
+                        sums[1] = sums[1] + 1
+            warp_sum(sums, 2)
+            if lane == 0:
+                T.atomic_add(tallies[state[TURN] * 2], sums[0])
+                T.atomic_add(tallies[state[TURN] * 2 + 1], sums[1])
+            T.sync_threads()
+            above_first = tallies[state[TURN] * 2] & 65535
+            above_second = tallies[state[TURN] * 2] >> 16
+            above_third = tallies[state[TURN] * 2 + 1]
+            # The tally after next: read by all before the last barrier, used behind the next one.
+            state[TURN] = T.if_then_else(state[TURN] == 2, 0, state[TURN] + 1)
+            if thread < 2:
+                tallies[T.if_then_else(state[TURN] == 2, 0, state[TURN] + 1) * 2 + thread] = 0
+            if above_third >= least:
+                bounds[LOW] = third
+                state[ABOVE_LOW] = above_third
+            else:
+                bounds[HIGH] = third
+                state[ABOVE_HIGH] = above_third
+                if above_second >= least:
+                    bounds[LOW] = second
+                    state[ABOVE_LOW] = above_second
+                else:
+                    bounds[HIGH] = second
+                    state[ABOVE_HIGH] = above_second
+                    if above_first >= least:
+                        bounds[LOW] = first
+                        state[ABOVE_LOW] = above_first
+                    else:
+                        bounds[HIGH] = first
+                        state[ABOVE_HIGH] = above_first
+
+
+@T.macro
+def choose_cut(scores, row, width, wanted, counts, tallies, state, bounds, thread, warp, lane, vector):
+    """A cut that about `wanted` columns are above, from a sample of runs that are spread over the row."""
+    own = T.alloc_local((SAMPLE,), "uint32")
+    for j in T.unroll(SAMPLE):
+        start = T.cast(T.cast(warp * SAMPLE + j, "int64") * width // (WARPS * SAMPLE), "int32")
+        column = T.min(start + lane, width - 1)
+        own[j] = ordered(scores[row, column // vector, column % vector])
+    find_largest(own, SAMPLE, counts, bounds, warp, lane)
+    bounds[LOW] = T.uint32(MINUS_INFINITY)
+    state[ABOVE_LOW] = THREADS * SAMPLE
+    least = T.cast(T.cast(wanted, "int64") * (THREADS * SAMPLE) // width, "int32")
+    bisect(own, SAMPLE, SAMPLE, tallies, state, bounds, least, least + least // 4, thread, lane)
+    bounds[CUT] = bounds[LOW]
+    bounds[FLOOR] = bounds[LOW]
+
+
+@T.macro
+def shrink(numbers, columns, counts, tallies, state, bounds, k, most, capacity, thread, warp, lane):
+    """Leaves at least k columns of the list, at most `most`, and no one better outside; raises the cut."""
+    items = capacity // THREADS
+    own = T.alloc_local((items,), "uint32")
+    sums = T.alloc_local((2,), "int32")
+    place = T.alloc_local((2,), "int32")
+    below = (T.uint32(1) << T.cast(lane, "uint32")) - T.uint32(1)
+    T.sync_threads()
+    per_lane = T.ceildiv(state[LENGTH], THREADS)
+    for j in T.unroll(items):
+        own[j] = T.uint32(0)
+        at = (warp * per_lane + j) * LANES + lane
+        if j < per_lane and at < state[LENGTH]:
+            own[j] = numbers[at]
+    find_largest(own, items, counts, bounds, warp, lane)
+    bounds[LOW] = bounds[FLOOR]
+    state[ABOVE_LOW] = state[LENGTH]
+    state[ABOVE_HIGH] = 0
+    bisect(own, items, per_lane, tallies, state, bounds, k, most, thread, lane)
+    bounds[BOUND] = bounds[LOW]
+    bounds[FLOOR] = bounds[LOW]
+    state[WANTED] = 0
+    if state[ABOVE_LOW] > most:  # `high` is the k-th best number, which too many have: the first ones stay
+        bounds[BOUND] = bounds[HIGH]
+        bounds[FLOOR] = bounds[HIGH] - T.uint32(1)
+        state[WANTED] = k - state[ABOVE_HIGH]
+    bounds[CUT] = T.max(bounds[CUT], bounds[BOUND])
+
+    # Better ones in the low half, those equal to the bound in the high half.
+    sums[0] = 0
+    for j in T.unroll(items):
+        if j < per_lane:
+            if own[j] > bounds[BOUND]:
+                sums[0] = sums[0] + 1
+            if own[j] == bounds[BOUND]:
+                sums[0] = sums[0] + 65536
+    warp_sum(sums, 1)
+    if lane == 0:
+        counts[(DEPTH + 1) * WARPS + warp] = sums[0]
+    T.sync_threads()
+    sums[0] = 0
+    sums[1] = 0
+    if lane < WARPS:
+        sums[0] = counts[(DEPTH + 1) * WARPS + lane]
+        if lane < warp:
+            sums[1] = sums[0]
+    warp_sum(sums, 2)
+    place[0] = sums[1] & 65535
+    place[1] = sums[1] >> 16
+    other = capacity - state[SIDE]
+    for j in T.unroll(items):
+        if j < per_lane:
+            better = T.cast(T.ballot(own[j] > bounds[BOUND]), "uint32")
+            equal = T.cast(T.ballot(own[j] == bounds[BOUND]), "uint32")
+            rank = place[1] + T.cast(T.popcount(equal & below), "int32")
+            at = place[0] + T.cast(T.popcount(better & below), "int32") + T.min(rank, state[WANTED])
+            if own[j] > bounds[BOUND] or (own[j] == bounds[BOUND] and rank < state[WANTED]):
+                numbers[at] = own[j]
+                columns[other + at] = columns[state[SIDE] + (warp * per_lane + j) * LANES + lane]
+            place[0] = place[0] + T.cast(T.popcount(better), "int32")
+            place[1] = place[1] + T.cast(T.popcount(equal), "int32")
+    state[LENGTH] = (sums[0] & 65535) + T.min(sums[0] >> 16, state[WANTED])
+    state[SIDE] = other
+
+
+@cuda_kernel(
+    builds=lambda model: [
+        {"k": model.index_topk, "block_size": 0, "vector": RUN},
+        {"k": model.candidate_topk_blocks, "block_size": 0, "vector": RUN},
+        {"k": model.index_topk, "block_size": model.candidate_block_size, "vector": RUN},
+    ],
+    pass_configs={"tl.disable_thread_storage_sync": True},
+)
+def kernel(k: int, block_size: int, vector: int):
+    """Columns are returned, or the entries of candidate blocks of `block_size` > 0 that they stand for.
+
+    Args:
+        k, block_size: as in `select_entries`.
+        vector: columns that are loaded at once: RUN where the width is a multiple of it, else 1.
+    """
+    n, runs, num_blocks = T.dynamic("n"), T.dynamic("runs"), T.dynamic("num_blocks")
+    keep = max(KEEP, -(-7 * k // (4 * THREADS)) * THREADS)
+    capacity = STEP + keep
+    num_columns = runs * vector
+
+    def entry_of(column, blocks, row):
+        if not block_size:
+            return column
+        return blocks[row, column // block_size] * block_size + column % block_size
 
     @T.prim_func
-    def select_entries(scores: T.Tensor((n, width), "float32"), out: T.Tensor((n, k), "int32")):
+    def select_entries(
+        scores: T.Tensor((n, runs, vector), "float32"),
+        blocks: T.Tensor((n, num_blocks), "int32"),
+        out: T.Tensor((n, k), "int32"),
+    ):
         with T.Kernel(n, threads=THREADS) as row:
+            T.annotate_min_blocks_per_sm(2)
             thread = T.get_thread_binding()
-            bins = T.alloc_shared((BINS,), "int32")
-            sums = T.alloc_shared((THREADS,), "int32")
-            listed = T.alloc_shared((CAPACITY,), "int32")
-            line = T.alloc_shared((UNROLL * WARPS,), "int32")
-            tie_line = T.alloc_shared((UNROLL * WARPS,), "int32")
-            total = T.alloc_shared((1,), "int32")
-            ties = T.alloc_shared((1,), "int32")
-            found = T.alloc_shared((3,), "int32")  # bin, wanted inside it, columns in it and above
-            flags = T.alloc_local((UNROLL,), "int32")
-            equal = T.alloc_local((UNROLL,), "int32")
-            column = T.alloc_local((UNROLL,), "int32")
-            loaded = T.alloc_local((UNROLL,), "float32")
-            before = T.alloc_local((UNROLL,), "int32")
-            ties_before = T.alloc_local((UNROLL,), "int32")
-            cut = T.alloc_local((1,), "uint32")  # digits of the k-th best number found so far
-            search = T.alloc_local((4,), "int32")
-            place = T.alloc_local((1,), "int32")
-            done = T.alloc_local((1,), "int32")
-            ties_done = T.alloc_local((1,), "int32")
-            cut[0] = T.uint32(0)
-            search[WANTED] = k
-            search[LENGTH] = width
-            search[IS_LISTED] = 0
-            search[TAKES_ALL] = 0
-
-            narrow(scores, row, thread, bins, sums, listed, total, found, search, cut, SHIFTS[0], BITS[0], -1)
-            if search[TAKES_ALL] == 0 and found[2] <= CAPACITY:
-                done[0] = 0
-                for i in T.serial(T.ceildiv(width, THREADS * UNROLL)):
-                    for u in T.unroll(UNROLL):
-                        column[u] = (i * UNROLL + u) * THREADS + thread
-                        loaded[u] = T.if_then_else(
-                            column[u] < width,
-                            scores[row, T.min(column[u], width - 1)],
-                            -T.infinity("float32"),
+            warp, lane = thread // LANES, thread % LANES
+            numbers = T.alloc_shared((capacity,), "uint32")
+            columns = T.alloc_shared((2 * capacity,), "int32")
+            counts = T.alloc_shared(((DEPTH + 2) * WARPS,), "int32")
+            tallies = T.alloc_shared((6,), "int32")
+            loaded = T.alloc_local((DEPTH * RUNS * RUN,), "float32")
+            state = T.alloc_local((6,), "int32")
+            bounds = T.alloc_local((5,), "uint32")
+            state[LENGTH] = 0
+            state[SIDE] = 0
+            state[TURN] = 0
+            bounds[FLOOR] = T.uint32(MINUS_INFINITY)
+            if thread < 6:
+                tallies[thread] = 0
+            T.sync_threads()
+            for attempt in T.serial(2):
+                if attempt == 0 or (state[LENGTH] < k and bounds[FLOOR] > T.uint32(MINUS_INFINITY)):
+                    state[LENGTH] = 0
+                    bounds[CUT] = T.uint32(MINUS_INFINITY)
+                    bounds[FLOOR] = T.uint32(MINUS_INFINITY)
+                    if attempt == 0 and num_columns > capacity:
+                        choose_cut(
+                            scores,
+                            row,
+                            num_columns,
+                            k + SPARE,
+                            counts,
+                            tallies,
+                            state,
+                            bounds,
+                            thread,
+                            warp,
+                            lane,
+                            vector,
                         )
-                    for u in T.unroll(UNROLL):
-                        number = ordered(loaded[u])
-                        flags[u] = 0
-                        if number > T.uint32(MINUS_INFINITY) and (number >> T.uint32(21)) >= cut[0]:
-                            flags[u] = 1
-                    ranks(flags, before, line, total, thread)
-                    for u in T.unroll(UNROLL):
-                        if flags[u] != 0:
-                            listed[done[0] + before[u]] = column[u]
-                    done[0] = done[0] + total[0]
+                    for part in T.unroll(DEPTH):
+                        load(loaded, part, scores, row, num_columns, part, warp, lane, vector)
                     T.sync_threads()
-                search[LENGTH] = done[0]
-                search[IS_LISTED] = 1
-
-            narrow(
-                scores,
-                row,
-                thread,
-                bins,
-                sums,
-                listed,
-                total,
-                found,
-                search,
-                cut,
-                SHIFTS[1],
-                BITS[1],
-                SHIFTS[0],
-            )
-            narrow(
-                scores,
-                row,
-                thread,
-                bins,
-                sums,
-                listed,
-                total,
-                found,
-                search,
-                cut,
-                SHIFTS[2],
-                BITS[2],
-                SHIFTS[1],
-            )
-
-            done[0] = 0
-            ties_done[0] = 0
-            for i in T.serial(T.ceildiv(search[LENGTH], THREADS * UNROLL)):
-                for u in T.unroll(UNROLL):
-                    flags[u] = 0
-                    equal[u] = 0
-                    place[0] = (i * UNROLL + u) * THREADS + thread
-                    if place[0] < search[LENGTH]:
-                        if search[IS_LISTED] != 0:
-                            place[0] = listed[place[0]]
-                        column[u] = place[0]
-                        number = ordered(scores[row, place[0]])
-                        if number > cut[0]:
-                            flags[u] = 1
-                        if number == cut[0]:
-                            equal[u] = 1
-                ranks(flags, before, line, total, thread)
-                ranks(equal, ties_before, tie_line, ties, thread)
-                for u in T.unroll(UNROLL):
-                    # Better columns and chosen ties that stand in front give the place.
-                    place[0] = done[0] + before[u] + T.min(ties_done[0] + ties_before[u], search[WANTED])
-                    if flags[u] != 0:
-                        out[row, place[0]] = column[u]
-                    if equal[u] != 0 and ties_done[0] + ties_before[u] < search[WANTED]:
-                        out[row, place[0]] = column[u]
-                done[0] = done[0] + total[0]
-                ties_done[0] = ties_done[0] + ties[0]
-                T.sync_threads()
+                    for turn in T.serial(T.ceildiv(num_columns, STEP * DEPTH)):
+                        for part in T.unroll(DEPTH):
+                            step = turn * DEPTH + part
+                            append(loaded, part, numbers, columns, counts, state, bounds, step, warp, lane)
+                            load(loaded, part, scores, row, num_columns, step + DEPTH, warp, lane, vector)
+                            if state[LENGTH] > keep and (step + 1) * STEP < num_columns:
+                                shrink(
+                                    numbers,
+                                    columns,
+                                    counts,
+                                    tallies,
+                                    state,
+                                    bounds,
+                                    k,
+                                    k + k // 2,
+                                    capacity,
+                                    thread,
+                                    warp,
+                                    lane,
+                                )
+            shrink(numbers, columns, counts, tallies, state, bounds, k, k, capacity, thread, warp, lane)
+            T.sync_threads()
             for i in T.serial(T.ceildiv(k, THREADS)):
-                place[0] = i * THREADS + thread
-                if place[0] < k and place[0] >= done[0] + T.min(ties_done[0], search[WANTED]):
-                    out[row, place[0]] = -1
+                at = i * THREADS + thread
+                if at < k:
+                    out[row, at] = -1
+                    if at < state[LENGTH]:
+                        out[row, at] = entry_of(columns[state[SIDE] + at], blocks, row)
 
     return select_entries
 
 
-def run(scores: Tensor, k: int) -> Tensor:
+def run(scores: Tensor, k: int, blocks: Tensor | None = None, block_size: int = 0) -> Tensor:
     out = torch.empty(scores.shape[0], k, dtype=torch.int32, device=scores.device)
-    kernel(k=k)(scores.contiguous(), out)
+    scores = scores.contiguous()
+    vector = RUN if scores.shape[1] % RUN == 0 and scores.data_ptr() % 16 == 0 else 1
+    blocks = out if blocks is None else blocks.contiguous()
+    kernel(k=k, block_size=block_size, vector=vector)(scores.view(out.shape[0], -1, vector), blocks, out)
     return out

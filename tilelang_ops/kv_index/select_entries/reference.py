@@ -2,10 +2,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tilelang_ops.kv_index.select_entries.op import entries_of
+
 LAST = 0x7FFFFFFF  # larger than any column; sorts behind them
 
 
-def run(scores: Tensor, k: int) -> Tensor:
+def run(scores: Tensor, k: int, blocks: Tensor | None = None, block_size: int = 0) -> Tensor:
     width = scores.shape[1]
     bits = (scores + 0.0).view(torch.int32)  # -0.0 becomes 0.0: equal scores must have equal bits
     order = bits ^ ((bits >> 31) & LAST)  # ascending as integers
@@ -14,7 +16,8 @@ def run(scores: Tensor, k: int) -> Tensor:
     best = keys.topk(min(k, width), dim=1, sorted=False).values
     chosen = torch.where((best >> 32) > _order_of_minus_inf(), LAST - (best & LAST), LAST)
     chosen = chosen.sort(dim=1).values
-    return F.pad(torch.where(chosen == LAST, -1, chosen).int(), (0, k - chosen.shape[1]), value=-1)
+    chosen = F.pad(torch.where(chosen == LAST, -1, chosen).int(), (0, k - chosen.shape[1]), value=-1)
+    return entries_of(chosen, blocks, block_size)
 
 
 def _order_of_minus_inf() -> int:
