@@ -35,6 +35,19 @@ def rows_per_part(pool: Tensor) -> int:
     return pool.stride(0) // fields
 
 
+def whole_rows(x: Tensor) -> tuple[Tensor, int]:
+    """The rows, contiguous, that x [n, width] is columns of, and the first of those columns.
+
+    They begin where a row of that length begins in x's storage.
+    """
+    length = x.stride(0)
+    if length == x.shape[1]:
+        return x, 0
+    offset = x.storage_offset() % length
+    assert x.stride(1) == 1 and offset + x.shape[1] <= length, f"{x.shape=} {x.stride()=}"
+    return x.as_strided((x.shape[0], length), (length, 1), x.storage_offset() - offset), offset
+
+
 def flat_words(pool: Tensor) -> tuple[Tensor, int, int]:
     """A pool [parts, records, fields] as 32-bit words, for kernels that move bytes.
 

@@ -17,6 +17,7 @@ from deepinfer.config import Arithmetic
 from deepinfer.layers.inputs import Inputs
 from deepinfer.layers.linear import Projection
 from deepinfer.layers.norm import RMSNorm
+from deepinfer.layers.rows import take_rows
 from deepinfer.models.deepseek_v41.compressor import Compressor
 from deepinfer.models.deepseek_v41.config import DeepseekV41Config, LayerKind
 from deepinfer.models.deepseek_v41.device_rows import DeviceRows
@@ -39,17 +40,26 @@ class WindowKeys:
         pool: [parts, records, record] the rings of the state slots, or one line of records.
         rows: the rows whose records were written.
         ring: records of a ring; 0 for a line.
+        latent: [n, query rank] the rows' query latents before their norm, where they were made on the way.
     """
 
     pool: Tensor
     rows: RowSet | DeviceRows
     ring: int
+    latent: Tensor | None = None
 
     def index(self, queries: RowSet | DeviceRows, window: int) -> Tensor:
         """[n, window] int32 record numbers of each query's window."""
         if self.ring:
             return queries.window_in_ring(window, self.ring)
         return queries.window_in_line(window, self.rows)
+
+    def latent_of(self, queries: RowSet | DeviceRows) -> Tensor | None:
+        """The latents of these rows or of a part of them, where there are any."""
+        if self.latent is None or queries is self.rows:
+            return self.latent
+        assert isinstance(queries, DeviceRows) and queries.parent is self.rows and queries.places is not None
+        return take_rows(self.latent, queries.places)
 
 
 @dataclass(frozen=True)
@@ -64,6 +74,8 @@ class Attention:
         yarn: the layer's rotations are the interpolated ones.
         arithmetic: how products round.
         is_packed: weights are in the packed form, whose products take `Inputs`.
+        wq_a_kv: `wq_a` above `wkv`, in the packed form of the backbone, where one product makes both; these
+            two are None then.
     """
 
     layer_id: int
@@ -72,10 +84,10 @@ class Attention:
     num_heads: int
     yarn: bool
     arithmetic: Arithmetic
-    wq_a: Projection  # [query rank, hidden]
+    wq_a: Projection | None  # [query rank, hidden]
     q_norm: RMSNorm
     wq_b: Projection  # [heads * width, query rank]
-    wkv: Projection  # [width, hidden]
+    wkv: Projection | None  # [width, hidden]
     kv_norm: RMSNorm
     sink: Tensor  # [heads] float32
     wo_a: Projection  # [groups * output rank, heads * width / groups]
@@ -85,6 +97,7 @@ class Attention:
     index_keys: IndexKeys | None
     indexer: Indexer | None
     is_packed: bool = False
+    wq_a_kv: Projection | None = None
 
     @classmethod
     def load(
@@ -102,6 +115,8 @@ class Attention:
             index_keys = IndexKeys.load(weights, f"{prefix}.indexer", config, arithmetic)
         if kind in (LayerKind.FULL, LayerKind.REINDEX):
             indexer = Indexer.load(weights, f"{prefix}.indexer", layer_id, config, arithmetic)
+        # The drafter makes the KV of its context without queries.
+        is_joined = weights.is_packed and layer_id not in config.draft_layer_ids
         return cls(
             layer_id=layer_id,
             source=config.kv_source(layer_id),
@@ -109,10 +124,11 @@ class Attention:
             num_heads=config.num_attention_heads,
             yarn=config.uses_yarn(layer_id),
             arithmetic=arithmetic,
-            wq_a=weights.linear(f"{prefix}.wq_a"),
+            wq_a=None if is_joined else weights.linear(f"{prefix}.wq_a"),
             q_norm=norm("q_norm"),
             wq_b=weights.linear(f"{prefix}.wq_b"),
-            wkv=weights.linear(f"{prefix}.wkv"),
+            wkv=None if is_joined else weights.linear(f"{prefix}.wkv"),
+            wq_a_kv=weights.linear(f"{prefix}.wq_a", f"{prefix}.wkv") if is_joined else None,
             kv_norm=norm("kv_norm"),
             sink=weights.tensor(f"{prefix}.attn_sink", torch.float32),
             wo_a=weights.linear(f"{prefix}.wo_a", num_groups=config.o_groups),
@@ -172,13 +188,13 @@ class Attention:
         Returns:
             where queries among these rows find their windows.
         """
-        kv = self.wkv(x, self.arithmetic)
+        kv, latent = self._kv(x)
         rotation = rows.rotation(self.yarn)
         rings = caches.window(self.layer_id)
         ring = rings.shape[1]
         if not rows.batch.is_prefill:
             self.store_in_rings(kv, rotation, rows.ring_index(ring), caches)
-            return WindowKeys(rings, rows, ring)
+            return WindowKeys(rings, rows, ring, latent)
         caches.counters.window_records_written += rows.num_rows
         num_records = rows.batch.num_seqs * (self.window - 1) + rows.num_rows
         line = rings.new_empty(1, num_records, rings.shape[2])
@@ -187,7 +203,7 @@ class Attention:
         places, _ = rows.line_index(self.window)
         self._store(kv, rotation, line, places)
         copy_records(line, places, rings, rows.ring_index(ring))
-        return WindowKeys(line, rows, ring=0)
+        return WindowKeys(line, rows, 0, latent)
 
     def store_in_rings(self, kv: Tensor, rotation: Angles, records: Tensor, caches: Caches) -> None:
         """Norm, rotate and quantise KV vectors and write them to the rings of the state slots.
@@ -231,7 +247,7 @@ class Attention:
             [n, hidden] of x's dtype, and the selection for the layer above: a new one where this layer has an
             indexer, else the given one.
         """
-        query_latent = self._query_latent(x)
+        query_latent = self._query_latent(x, keys.latent_of(rows))
         if self.indexer is not None:
             selection = self.indexer.select(x, query_latent, rows, caches, selection)
         main, slots = None, None
@@ -260,9 +276,20 @@ class Attention:
         query_latent = self._query_latent(x)
         return self._attend(query_latent, rotation, rings, index, None, None)
 
-    def _query_latent(self, x: Tensor | Inputs) -> Tensor | Inputs:
-        """[n, query rank] normed."""
-        latent = self.wq_a(x, self.arithmetic)
+    def _kv(self, x: Tensor | Inputs) -> tuple[Tensor, Tensor | None]:
+        """KV vectors [n, width] before their norm, and query latents likewise if one product makes both."""
+        if self.wq_a_kv is None:
+            assert self.wkv is not None
+            return self.wkv(x, self.arithmetic), None
+        rank = self.q_norm.weight.shape[0]
+        both = self.wq_a_kv(x, self.arithmetic)
+        return both[:, rank:], both[:, :rank]
+
+    def _query_latent(self, x: Tensor | Inputs, latent: Tensor | None = None) -> Tensor | Inputs:
+        """[n, query rank] normed; `latent` where it is there before its norm."""
+        if latent is None:
+            assert self.wq_a is not None
+            latent = self.wq_a(x, self.arithmetic)
         if self.is_packed:
             return self.q_norm.inputs(latent, rounds=self.arithmetic.quantize_activations)
         return self.q_norm(latent)

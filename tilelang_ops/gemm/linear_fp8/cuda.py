@@ -21,6 +21,7 @@ def shapes(model):
     inner = model.moe_intermediate_size
     return [
         (model.q_lora_rank, hidden, 1),
+        (model.q_lora_rank + model.head_dim, hidden, 1),
         (heads, model.q_lora_rank, 1),
         (model.index_n_heads * model.index_head_dim, model.q_lora_rank, 1),
         (model.head_dim, hidden, 1),
@@ -28,6 +29,8 @@ def shapes(model):
         (hidden, model.o_groups * model.o_lora_rank, 1),
         (2 * inner, hidden, 1),
         (hidden, inner, 1),
+        ((model.hc_mult + 1) * hidden, model.engram_columns * model.engram_head_dim, 1),
+        (hidden, model.dspark_num_targets * hidden, 1),
     ]
 
 

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from tilelang_ops.common.cuda_numerics import amax_bits, e8m0_inverse, e8m0_value, fp8_scale_byte
 from tilelang_ops.common.kernels import cuda_kernel
+from tilelang_ops.common.records import whole_rows
 from tilelang_ops.norm.norm_quantize.op import Normed
 
 THREADS = 128
@@ -28,16 +29,27 @@ def row_shape(width: int, threads: int = THREADS) -> tuple[int, int, int]:
             "keeps_values": keeps,
             "encoding": encoding,
             "adds_residual": False,
+            "row_width": row_width,
+            "offset": 0,
         }
-        for width, keeps, encoding in (
-            (model.hidden_size, True, ""),
-            (model.hidden_size, False, "rounded"),
-            (model.q_lora_rank, False, "rounded"),
+        for width, row_width, keeps, encoding in (
+            (model.hidden_size, model.hidden_size, True, ""),
+            (model.hidden_size, model.hidden_size, False, "rounded"),
+            (model.q_lora_rank, model.q_lora_rank, False, "rounded"),
+            (model.q_lora_rank, model.q_lora_rank + model.head_dim, False, "rounded"),
         )
     ]
 )
-def kernel(width: int, source: str, keeps_values: bool, encoding: str, adds_residual: bool):
-    """`encoding` of the result is "codes", "rounded" or "" for none."""
+def kernel(
+    width: int,
+    source: str,
+    keeps_values: bool,
+    encoding: str,
+    adds_residual: bool,
+    row_width: int,
+    offset: int,
+):
+    """`encoding` of the result is "codes", "rounded" or "" for none; x stands at `offset` of longer rows."""
     quantizes = encoding != ""
     code_type = source if encoding == "rounded" else "float8_e4m3fn"
     n = T.dynamic("n")
@@ -49,7 +61,7 @@ def kernel(width: int, source: str, keeps_values: bool, encoding: str, adds_resi
 
     @T.prim_func
     def norm_quantize(
-        x: T.Tensor((n, width), source),
+        x: T.Tensor((n, row_width), source),
         residual: T.Tensor((n, width), source),
         weight: T.Tensor((width,), "float32"),
         values: T.Tensor((n, width), source),
@@ -71,7 +83,7 @@ def kernel(width: int, source: str, keeps_values: bool, encoding: str, adds_resi
                 for s in T.unroll(steps):
                     start = ((s * quads + q) * quarter + p) * vector
                     for k in T.vectorized(vector):
-                        v[k] = T.cast(x[row, start + k], "float32")
+                        v[k] = T.cast(x[row, offset + start + k], "float32")
                     if adds_residual:
                         other = T.alloc_local((vector,), "float32")
                         for k in T.vectorized(vector):
@@ -162,26 +174,28 @@ def launch(
     keeps_values: bool,
     encoding: str,
 ) -> Normed:
-    x = x.contiguous()
     num_rows, width = x.shape
-    values = torch.empty_like(x) if keeps_values else None
-    total = torch.empty_like(x) if residual is not None else None
+    values = x.new_empty(num_rows, width) if keeps_values else None
+    total = x.new_empty(num_rows, width) if residual is not None else None
     codes = scales = rounded = None
     if encoding == "rounded":
-        rounded = torch.empty_like(x)
+        rounded = x.new_empty(num_rows, width)
     elif encoding:
-        codes = torch.empty_like(x, dtype=torch.uint8)
+        codes = x.new_empty(num_rows, width, dtype=torch.uint8)
         scales = x.new_empty(num_rows, width // GROUP, dtype=torch.uint8)
     if num_rows > 0:
+        rows, offset = whole_rows(x)
         program = kernel(
             width=width,
             source=str(x.dtype).removeprefix("torch."),
             keeps_values=keeps_values,
             encoding=encoding,
             adds_residual=residual is not None,
+            row_width=rows.shape[1],
+            offset=offset,
         )
         encoded = rounded if codes is None else codes.view(torch.float8_e4m3fn)
-        program(x, residual, weight, values, encoded, scales, total, eps)
+        program(rows, residual, weight, values, encoded, scales, total, eps)
     return Normed(values, codes, scales, total, rounded)
 
 

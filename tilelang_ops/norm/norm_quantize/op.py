@@ -42,7 +42,7 @@ def norm_quantize(
     The sum is rounded before it is normalised, the normalised value before it is encoded.
 
     Args:
-        x: [n, width] float32 or bfloat16, contiguous, width a multiple of 32.
+        x: [n, width] float32 or bfloat16, width a multiple of 32; contiguous, or columns of such rows.
         weight: [width] float32.
         eps: added to the mean of squares.
         residual: like x, or None.
@@ -52,7 +52,7 @@ def norm_quantize(
     Returns:
         codes and scales, or rounded values; values if kept; total if there is a residual.
     """
-    assert x.dim() == 2 and x.is_contiguous() and x.shape[1] % 32 == 0, f"{x.shape=} {x.stride()=}"
+    assert x.dim() == 2 and x.stride(1) == 1 and x.shape[1] % 32 == 0, f"{x.shape=} {x.stride()=}"
     assert weight.shape == x.shape[1:] and weight.is_contiguous(), f"{x.shape=} {weight.shape=}"
     assert residual is None or (residual.shape == x.shape and residual.dtype == x.dtype), f"{x.shape=}"
     return backend(__package__, x.device).run(x, weight, eps, residual, keeps_values, rounds)

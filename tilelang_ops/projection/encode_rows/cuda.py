@@ -16,7 +16,7 @@ from tilelang_ops.common.cuda_numerics import (
     mxfp4_scale_byte,
 )
 from tilelang_ops.common.kernels import cuda_kernel
-from tilelang_ops.common.records import flat_rows, rows_per_part
+from tilelang_ops.common.records import flat_rows, rows_per_part, whole_rows
 from tilelang_ops.common.sizes import ModelSizes
 from tilelang_ops.projection.encode_rows.op import FORMATS, EncodedRows, Norm, Records, Rotation
 
@@ -36,6 +36,8 @@ def _builds(model: ModelSizes) -> list[dict[str, Any]]:
             "heads": 1,
             "record": 0,
             "scale_record": 0,
+            "row_width": width,
+            "offset": 0,
         }
         return {"width": width, "source": "bfloat16", "format": format, **plain, **other}
 
@@ -43,6 +45,14 @@ def _builds(model: ModelSizes) -> list[dict[str, Any]]:
     main = width // 2 + width // 16
     return [
         sizes(width, "fp8", has_norm=True, record=width + width // 32),
+        sizes(
+            width,
+            "fp8",
+            has_norm=True,
+            record=width + width // 32,
+            row_width=model.q_lora_rank + width,
+            offset=model.q_lora_rank,
+        ),
         sizes(width, "fp4", has_norm=True, keeps_normed=True, record=main),
         sizes(width, "fp4", record=main),
         sizes(key, "mxfp4", has_norm=True, record=key // 2, scale_record=key // 32),
@@ -63,8 +73,11 @@ def kernel(
     heads: int,
     record: int,
     scale_record: int,
+    row_width: int,
+    offset: int,
 ):
-    """`record` bytes of a record, 0 for contiguous results; `scale_record` when scales stand on their own."""
+    """`record` bytes of a record, 0 for contiguous results; `scale_record` when scales stand on their own;
+    x stands at `offset` of rows of `row_width`."""
     # A size must stand in a tensor that is given.
     n, num_codes = T.dynamic("n"), T.dynamic("num_codes")
     positions = T.dynamic("positions") if pairs > 0 else n
@@ -81,7 +94,7 @@ def kernel(
 
     @T.prim_func
     def encode_rows(
-        x: T.Tensor((n, width), source),
+        x: T.Tensor((n, row_width), source),
         weight: T.Tensor((width,), "float32"),
         cos: T.Tensor((positions, max(1, pairs)), "float32"),
         sin: T.Tensor((positions, max(1, pairs)), "float32"),
@@ -109,7 +122,7 @@ def kernel(
                 for r, g, p in T.Parallel(rows, groups, parts):
                     v = T.alloc_local((8,), "float32")
                     for k in T.vectorized(8):
-                        v[k] = T.cast(x[block * rows + r, g * group + p * 8 + k], "float32")
+                        v[k] = T.cast(x[block * rows + r, offset + g * group + p * 8 + k], "float32")
                     squares = T.alloc_var("float32")
                     squares = 0.0
                     for k in T.unroll(8):
@@ -137,7 +150,7 @@ def kernel(
                             normed[row, g * group + p * 8 + k] = T.cast(v[k], source)
                 else:
                     for k in T.vectorized(8):
-                        v[k] = T.cast(x[row, g * group + p * 8 + k], "float32")
+                        v[k] = T.cast(x[row, offset + g * group + p * 8 + k], "float32")
                 if pairs > 0:
                     pair = g * (group // 2) + p * 4 - first_pair
                     if pair >= 0 and row < n:
@@ -230,7 +243,7 @@ def run(
 ) -> EncodedRows:
     width = x.shape[-1]
     group, code_bytes, _ = FORMATS[format]
-    vectors = x.view(-1, width)
+    vectors, offset = whole_rows(x) if x.dim() == 2 else (x.view(-1, width), 0)
     heads = vectors.shape[0] // x.shape[0]
     codes = scales = index = None
     steps = {"num_records": 1, "code_part": 1, "scale_part": 1}
@@ -238,7 +251,7 @@ def run(
     if records is None:
         codes = x.new_empty(*x.shape[:-1], width // group * code_bytes, dtype=torch.uint8)
         scales = x.new_empty(*x.shape[:-1], width // group, dtype=torch.uint8)
-        if norm is None and rotation is None and width % PLAIN_WIDTH == 0:
+        if norm is None and rotation is None and x.is_contiguous() and width % PLAIN_WIDTH == 0:
             width = PLAIN_WIDTH
             vectors = x.view(-1, width)
         code_rows = codes.view(vectors.shape[0], -1)
@@ -253,7 +266,7 @@ def run(
         steps = {"num_records": records.codes.shape[1], "code_part": code_part, "scale_part": scale_part}
         if records.codes.dtype == torch.float32:
             format, scale_rows = "float32", None
-    normed = torch.empty_like(x) if keeps_normed else None
+    normed = x.new_empty(x.shape) if keeps_normed else None
     if format == "fp8":
         code_rows = code_rows.view(torch.float8_e4m3fn)
     elif format != "float32":
@@ -269,6 +282,8 @@ def run(
         heads=heads,
         record=record,
         scale_record=scale_record,
+        row_width=vectors.shape[1],
+        offset=offset,
     )
     program(
         vectors,
@@ -276,7 +291,7 @@ def run(
         None if rotation is None else rotation.cos,
         None if rotation is None else rotation.sin,
         index,
-        None if normed is None else normed.view(vectors.shape),
+        None if normed is None else normed.view(-1, width),
         code_rows,
         scale_rows,
         0.0 if norm is None else norm.eps,

@@ -85,13 +85,15 @@ def encode_rows(
     result is contiguous.
 
     Args:
-        x: [n, ..., width] float32 or bfloat16, contiguous, width a multiple of 32; not changed.
+        x: [n, ..., width] float32 or bfloat16, width a multiple of 32; contiguous, or [n, width] columns of
+            contiguous rows; not changed.
         format: "fp8", "mxfp4" or "fp4".
         norm, rotation, records: see there; None leaves the step out.
         keeps_normed: hand out the normed vectors as well.
     """
     width = x.shape[-1]
-    assert x.is_contiguous() and width % 32 == 0, f"{x.shape=} {x.stride()=}"
+    is_slice = x.dim() == 2 and x.stride(1) == 1
+    assert (x.is_contiguous() or is_slice) and width % 32 == 0, f"{x.shape=} {x.stride()=}"
     assert norm is None or (norm.weight.shape == (width,) and norm.weight.is_contiguous()), f"{x.shape=}"
     assert norm is not None or not keeps_normed, "there is no norm"
     if rotation is not None:
