@@ -35,15 +35,16 @@ from tilelang_ops.gemm.grouped_linear_mxfp4 import reference as grouped_linear_m
 from tilelang_ops.gemm.grouped_swiglu_mxfp4 import reference as grouped_swiglu_mxfp4
 from tilelang_ops.gemm.linear_fp8 import reference as linear_fp8
 
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 W8A8 = ARITHMETICS["w8a8"]
 WINDOW = 128
 
 
 @functools.cache
-def packed_model(name: str) -> tuple[DeepseekV41Model, Drafter]:
+def packed_model(name: str, device: str = "cpu") -> tuple[DeepseekV41Model, Drafter]:
     config = load_config(name)
     with CheckpointReader(MODELS[name]) as reader:
-        weights = Weights(reader, is_packed=True)
+        weights = Weights(reader, device=device, is_packed=True, tables_on_host=True)
         model = DeepseekV41Model.load(weights, config, W8A8)
         return model, Drafter.load(weights, config, W8A8, model)
 
@@ -143,17 +144,18 @@ def test_what_cannot_be_multiplied(tmp_path) -> None:
         weights.experts(expert, 1)
 
 
-def test_logits_and_drafts() -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_logits_and_drafts(device: str) -> None:
     """Logits are as far from the golden ones as another implementation's; clear tokens of the text agree."""
-    model, drafter = packed_model("tiny-quant")
+    model, drafter = packed_model("tiny-quant", device)
     data = golden("tiny-quant")
     fold = fold_map("tiny-quant")
     harness = DraftHarness(model, drafter, fold, num_seqs=2)
     expected = data.greedy["len128"]["w8a8"]
     text = harness.add([*data.prompts["len128"], *expected["token_ids"][:6]])
-    logits = [harness.prefill(text, outputs="all", limit=128)]
+    logits = [harness.prefill(text, outputs="all", limit=128).cpu()]
     check_logits(data, "w8a8", "len128", logits[0])
-    logits = [logits[0][-1:], *(harness.step([(text, rows)], "all", decode=True) for rows in (1, 4))]
+    logits = [logits[0][-1:], *(harness.step([(text, rows)], "all", decode=True).cpu() for rows in (1, 4))]
     best = torch.cat(logits).argmax(1).tolist()
     clear = [step for step, margin in enumerate(expected["margins"][:6]) if margin > 5 * NEAR_TIE]
     assert clear and [best[step] for step in clear] == [expected["token_ids"][step] for step in clear]
@@ -162,13 +164,16 @@ def test_logits_and_drafts() -> None:
     )
     seqs = [h.add(data.prompts["len7"]) for h in (exact, harness)]
     anchors = [int(h.prefill(seq).argmax()) for h, seq in zip((exact, harness), seqs)]
-    theirs, mine = (h.propose([seq], anchors[:1]).logits[0, 0] for h, seq in zip((exact, harness), seqs))
+    theirs, mine = (
+        h.propose([seq], anchors[:1]).logits[0, 0].cpu() for h, seq in zip((exact, harness), seqs)
+    )
     assert (mine - theirs).square().mean().sqrt() < 0.2 * theirs.std()
 
 
-def test_padding_rows_write_nowhere() -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_padding_rows_write_nowhere(device: str) -> None:
     """Rows behind the last sequence, and a bound above all lengths, change nothing that anybody reads."""
-    model, drafter = packed_model("tiny-quant")
+    model, drafter = packed_model("tiny-quant", device)
     tokens = golden("tiny-quant").prompts["len129"]
     results = []
     for padding in (0, 3):
@@ -179,7 +184,9 @@ def test_padding_rows_write_nowhere() -> None:
         rows = batch.num_rows + padding
         pad = {name: _padded(getattr(batch, name), rows) for name in ("input_ids", "positions", "ngram_ids")}
         bound = 1024 if padding else batch.max_seqlen_k
-        batch = dataclasses.replace(batch, **pad, output_rows=torch.arange(rows).int(), max_seqlen_k=bound)
+        batch = dataclasses.replace(
+            batch, **pad, output_rows=torch.arange(rows).int().to(device), max_seqlen_k=bound
+        )
         with torch.inference_mode():
             output = model.forward(batch, harness.caches, want_features=True)
             context = drafter.context(output.features, output.feature_rows, batch)
