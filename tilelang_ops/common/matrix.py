@@ -445,7 +445,7 @@ def sum_program(*, name, columns, num_parts, num_splits, result, threads=128):
         partial: T.Tensor((num_splits * m, num_parts * columns), "float32"),
         out: T.Tensor((m, columns), result),
     ):
-        with T.Kernel(T.ceildiv(columns, threads), m, threads=threads) as (tile, row):
+        with T.Kernel(m, T.ceildiv(columns, threads), threads=threads) as (row, tile):
             for t in T.Parallel(threads):
                 column = tile * threads + t
                 if column < columns:

@@ -85,9 +85,9 @@ def test_mean_streams(run_kernel: KernelRunner) -> None:
         assert_same_bits(actual, expected, f"{target=}")
 
 
-def test_project_mix(run_kernel: KernelRunner) -> None:
-    """The bits of the product, then the mixes."""
-    m, width, eps = 4, 64, 1e-6
+def test_project_mix(run_kernel: KernelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bits of the product, then the mixes, whether many rows or few are summed."""
+    m, width, eps = 4, 256, 1e-6
     scale, base = torch.randn(24), torch.randn(24)
     weight = split_float32(torch.randn(24, m * width) / 16)
     for n in (1, 9):
@@ -99,6 +99,10 @@ def test_project_mix(run_kernel: KernelRunner) -> None:
         )
         for name, a, b in zip(("pre", "post", "comb"), actual, expected, strict=True):
             assert_same_bits(a, b, name)
+    monkeypatch.setattr(linear, "MANY_BLOCKS", 1)
+    many, _ = run_kernel.overhanging()(project_mix, streams, weight, square, scale, base, 3, 20, eps, eps)
+    for name, a, b in zip(("pre", "post", "comb"), many, expected, strict=True):
+        assert_same_bits(a, b, f"{name} of many rows")
 
 
 def test_mix_coefficients(run_kernel: KernelRunner) -> None:

@@ -41,7 +41,7 @@ def shapes(model):
         for columns, width, parts, result in shapes(model)
         for in_turn in (True, False)
         for block_n in (64, 128, 256)
-        if (in_turn and parts == 1) or (not in_turn and split_count(columns * parts, width) > 1)
+        if in_turn or split_count(columns * parts, width) > 1
         if block_n < 256 or split_count(columns * parts, width) == 1
     ],
     uses_tensor_cores=True,
@@ -82,13 +82,18 @@ def sum_parts(columns: int, num_parts: int, num_splits: int, result: str):
 
 
 def run_partial(x: Tensor, weight: Tensor) -> Tensor:
-    """Sums of segments of the channels: float32 [num_splits * m, rows of the weight]."""
+    """Sums of segments of the channels: float32 [num_sums * m, rows of the weight].
+
+    There are as many sums as segments, or one, with the same bits, where the rows alone give many blocks.
+    """
     (num_rows, width), rows = x.shape, weight.shape[0]
-    num_splits = split_count(rows, width)
-    block_n = tile_rows(num_rows, -(-rows // 128) * num_splits, _choices(num_splits))
-    partial = x.new_empty(num_splits * num_rows, rows, dtype=torch.float32)
+    num_splits, column_tiles = split_count(rows, width), -(-rows // 128)
+    in_turn = column_tiles * -(-num_rows // 128) >= MANY_BLOCKS
+    num_sums = 1 if in_turn else num_splits
+    block_n = tile_rows(num_rows, column_tiles * num_sums, _choices(num_splits))
+    partial = x.new_empty(num_sums * num_rows, rows, dtype=torch.float32)
     sizes = {"columns": rows, "width": width, "result": "float32", "num_splits": num_splits}
-    kernel(**sizes, in_turn=False, block_n=block_n)(x.contiguous(), weight, partial)
+    kernel(**sizes, in_turn=in_turn, block_n=block_n)(x.contiguous(), weight, partial)
     return partial
 
 
@@ -111,6 +116,6 @@ def run(x: Tensor, weight: Tensor, dtype: torch.dtype, num_parts: int) -> Tensor
         kernel(**sizes, in_turn=True, block_n=block_n)(x.contiguous(), weight, out)
         return out
     partial = run_partial(x, weight)
-    total = sum_parts(columns=rows // num_parts, num_parts=num_parts, num_splits=num_splits, result=result)
-    total(partial, out)
+    sizes = {"columns": rows // num_parts, "num_parts": num_parts, "num_splits": len(partial) // num_rows}
+    sum_parts(**sizes, result=result)(partial, out)
     return out

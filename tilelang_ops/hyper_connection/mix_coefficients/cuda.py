@@ -20,7 +20,7 @@ def _builds(model: ModelSizes) -> list[dict[str, Any]]:
     sizes = {"num_streams": model.hc_mult, "num_rounds": model.hc_sinkhorn_iters}
     width = 3 * (2 + model.hc_mult) * model.hc_mult
     splits = split_count(width, model.hc_mult * model.hidden_size)
-    return [{**sizes, "num_parts": 1, "num_splits": 1}, {**sizes, "num_parts": 3, "num_splits": splits}]
+    return [{**sizes, "num_parts": parts, "num_splits": n} for parts, n in ((1, 1), (3, splits), (3, 1))]
 
 
 @cuda_kernel(builds=_builds)
