@@ -25,26 +25,31 @@ def kernel(width: int):
     ):
         with T.Kernel(T.ceildiv(num_seqs, THREADS), threads=THREADS) as block:
             seq = block * THREADS + T.get_thread_binding(0)
+            # Offsets in registers: as names of loads they stand in every bound check, one in another, which
+            # TileLang takes a minute to simplify.
+            first = T.alloc_local((1,), "int32")
+            length = T.alloc_local((1,), "int32")
+            row = T.alloc_local((1,), "int32")
             count = T.alloc_local((1,), "int32")
             is_intact = T.alloc_local((1,), "int32")
             token = T.alloc_local((1,), "int32")
             if seq < num_seqs:
-                first = row_offsets[seq]
-                end = row_offsets[seq + 1]
+                first[0] = row_offsets[seq]
+                length[0] = row_offsets[seq + 1] - first[0]
                 count[0] = 0
                 is_intact[0] = 1
                 for place in T.serial(width):
                     token[0] = 0
-                    if is_intact[0] == 1 and first + place < end:
-                        token[0] = token_ids[first + place]
-                        draft = draft_ids[first + place]
-                        if token[0] == draft and draft >= 0 and faults[first + place] == T.uint8(0):
-                            count[0] = count[0] + 1
-                        else:
-                            is_intact[0] = 0
+                    row[0] = first[0] + place
+                    if is_intact[0] == 1 and place < length[0]:
+                        token[0] = token_ids[row[0]]
+                        draft = draft_ids[row[0]]
+                        stands = token[0] == draft and draft >= 0 and faults[row[0]] == T.uint8(0)
+                        is_intact[0] = T.if_then_else(stands, 1, 0)
+                        count[0] = count[0] + is_intact[0]
                     emitted[seq, place] = token[0]
                 num_emitted[seq] = count[0] + 1
-                final_rows[seq] = first + count[0]
+                final_rows[seq] = first[0] + count[0]
 
     return accept_drafts
 
