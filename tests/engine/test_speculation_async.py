@@ -8,8 +8,9 @@ import random
 import signal
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -172,32 +173,56 @@ def test_a_step_is_launched_before_the_one_before_it_is_committed(llm):
     assert text.count("launch") == text.count("commit") > 4
 
 
-@contextmanager
-def slow_host(llm: Any, seconds: float) -> Iterator[list[float]]:
-    """Every commit takes so much longer, without using the processor; the list holds one entry for each."""
-    slept: list[float] = []
+@pytest.mark.parametrize("settings", [SYNC, ASYNC], ids=["sync", "async"])
+def test_host_time_hides_under_the_device(settings):
+    """On a clock that only commits advance: they are the device's idle time, or pass while it works.
 
-    class SlowCore(WatchedCore):
+    The device holds each step until the one before it is committed; a commit with a step launched behind it
+    begins when the device is at that step.
+    """
+    begun, committed = defaultdict(threading.Event), defaultdict(threading.Event)
+    steps, hidden = itertools.count(), []
+    now, num_launched, num_commits = 0.0, 0, 0
+
+    class TickingCore(WatchedCore):
         def commit(self, *args: Any, **results: Any) -> Any:
-            time.sleep(seconds)
-            slept.append(seconds)
+            nonlocal now, num_commits
+            if num_launched > num_commits + 1:
+                assert begun[num_commits + 1].wait(60), "launched and not begun"
+                hidden.append(num_commits)
+            now += 1.0
+            committed[num_commits].set()
+            num_commits += 1
             return self._core.commit(*args, **results)
 
-    with watched(llm, SlowCore):
-        yield slept
-
-
-@pytest.mark.parametrize(("settings", "least", "most"), [(SYNC, 1.0, 9.9), (ASYNC, 0.0, 0.5)])
-def test_host_time_hides_under_the_device(settings, least, most):
-    """The device's idle time has the host's work in it when steps follow each other, else hardly any."""
     with make_llm(settings=settings) as llm:
         executor = llm.llm_engine._executor
-        with slow_host(llm, 0.004) as slept:
-            generate(llm, [list(prompt_of(9, seed)) for seed in range(8)], greedy(40))
-        share = executor.idle_seconds / sum(slept)
-    assert len(slept) > 10
-    assert least <= share < most, f"{share=}"
-    assert executor.busy_seconds > 0
+        launch, run = executor.forward, executor._runner.forward
+
+        def launching(*args: Any) -> Any:
+            nonlocal num_launched
+            num_launched += 1
+            return launch(*args)
+
+        def running(*args: Any) -> Any:
+            step = next(steps)
+            begun[step].set()
+            assert step == 0 or committed[step - 1].wait(60), "begun and the step before it not committed"
+            return run(*args)
+
+        with (
+            mock.patch("deepinfer.engine.executor.time", SimpleNamespace(perf_counter=lambda: now)),
+            mock.patch.object(executor, "forward", launching),
+            mock.patch.object(executor._runner, "forward", running),
+            watched(llm, TickingCore),
+        ):
+            generate(llm, [list(prompt_of(9, seed)) for seed in range(4)], greedy(24))
+        idle, busy = executor.idle_seconds, executor.busy_seconds
+    assert num_commits > 5
+    if settings.use_async_scheduling:  # nothing is behind the last one
+        assert (len(hidden), busy, idle) == (num_commits - 1, num_commits - 1, 0)
+    else:
+        assert (len(hidden), busy, idle) == (0, 0, num_commits - 1)
 
 
 # --- faults and interrupts ----------------------------------------------------------------------------------
