@@ -14,6 +14,7 @@ from tilelang_ops.common.matrix import split_count
 from tilelang_ops.common.sizes import ModelSizes
 
 THREADS = 128
+SUMMED_ROWS = 2
 
 
 def _builds(model: ModelSizes) -> list[dict[str, Any]]:
@@ -29,18 +30,10 @@ def kernel(num_streams: int, num_rounds: int, num_parts: int, num_splits: int):
     n = T.dynamic("n")
     m = num_streams
     width = (2 + m) * m
-
-    @T.macro
-    def read(projection, row, entry, found):
-        found[0] = 0.0
-        for part in T.unroll(num_parts):
-            term = T.alloc_var("float32")
-            term = 0.0
-            for segment in T.unroll(num_splits):
-                term = term + projection[segment * n + row, part * width + entry]
-            found[0] = found[0] + term
-
-    rows = max(1, THREADS // (m * m))
+    held = max(1, THREADS // (m * m))  # matrices of a block
+    # Segments take many loads: then a block has few rows, each of which several groups of threads compute.
+    rows = held if num_splits == 1 else min(held, SUMMED_ROWS)
+    terms = num_parts * width
 
     @T.prim_func
     def mix_coefficients(
@@ -55,49 +48,62 @@ def kernel(num_streams: int, num_rounds: int, num_parts: int, num_splits: int):
         norm_eps: T.float32,
     ):
         with T.Kernel(T.ceildiv(n, rows), threads=THREADS) as block:
-            matrix = T.alloc_fragment((rows, m, m), "float32")
-            row_sums = T.alloc_fragment((rows, m), "float32")
-            column_sums = T.alloc_fragment((rows, m), "float32")
-            for r, i, j in T.Parallel(rows, m, m):
+            matrix = T.alloc_fragment((held, m, m), "float32")
+            row_sums = T.alloc_fragment((held, m), "float32")
+            column_sums = T.alloc_fragment((held, m), "float32")
+            sums = T.alloc_shared((rows, terms), "float32")
+            for r, t in T.Parallel(rows, terms):
                 row = block * rows + r
-                matrix[r, i, j] = 0.0
+                total = T.alloc_var("float32")
+                total = 0.0
+                if row < n:
+                    for segment in T.unroll(num_splits):
+                        total = total + projection[segment * n + row, t]
+                sums[r, t] = total
+            for h, i, j in T.Parallel(held, m, m):
+                row = block * rows + h % rows
+                matrix[h, i, j] = 0.0
                 if row < n:
                     entry = 2 * m + i * m + j
                     factor = 1.0 / T.sqrt(mean_square[row] + norm_eps)
-                    found = T.alloc_local((1,), "float32")
-                    read(projection, row, entry, found)
-                    matrix[r, i, j] = found[0] * factor * scale[entry] + base[entry]
+                    total = T.alloc_var("float32")
+                    total = 0.0
+                    for part in T.unroll(num_parts):
+                        total = total + sums[h % rows, part * width + entry]
+                    matrix[h, i, j] = total * factor * scale[entry] + base[entry]
             for r, j in T.Parallel(rows, 2 * m):
                 row = block * rows + r
                 if row < n:
                     factor = 1.0 / T.sqrt(mean_square[row] + norm_eps)
-                    found = T.alloc_local((1,), "float32")
-                    read(projection, row, j, found)
-                    z = found[0] * factor * scale[j] + base[j]
+                    total = T.alloc_var("float32")
+                    total = 0.0
+                    for part in T.unroll(num_parts):
+                        total = total + sums[r, part * width + j]
+                    z = total * factor * scale[j] + base[j]
                     gate = 1.0 / (1.0 + T.exp(-z))
                     if j < m:
                         pre[row, j] = gate + eps
                     else:
                         post[row, j - m] = gate * 2.0
             T.reduce_max(matrix, row_sums, dim=2)
-            for r, i, j in T.Parallel(rows, m, m):
+            for r, i, j in T.Parallel(held, m, m):
                 matrix[r, i, j] = T.exp(matrix[r, i, j] - row_sums[r, i])
             T.reduce_sum(matrix, row_sums, dim=2)
-            for r, i, j in T.Parallel(rows, m, m):
+            for r, i, j in T.Parallel(held, m, m):
                 matrix[r, i, j] = matrix[r, i, j] * T.fast_rcp(row_sums[r, i]) + eps
             T.reduce_sum(matrix, column_sums, dim=1)
-            for r, i, j in T.Parallel(rows, m, m):
+            for r, i, j in T.Parallel(held, m, m):
                 matrix[r, i, j] = matrix[r, i, j] * T.fast_rcp(column_sums[r, j] + eps)
             for _ in T.serial(num_rounds - 1):
                 T.reduce_sum(matrix, row_sums, dim=2)
-                for r, i, j in T.Parallel(rows, m, m):
+                for r, i, j in T.Parallel(held, m, m):
                     matrix[r, i, j] = matrix[r, i, j] * T.fast_rcp(row_sums[r, i] + eps)
                 T.reduce_sum(matrix, column_sums, dim=1)
-                for r, i, j in T.Parallel(rows, m, m):
+                for r, i, j in T.Parallel(held, m, m):
                     matrix[r, i, j] = matrix[r, i, j] * T.fast_rcp(column_sums[r, j] + eps)
-            for r, i, j in T.Parallel(rows, m, m):
+            for r, i, j in T.Parallel(held, m, m):
                 row = block * rows + r
-                if row < n:
+                if r < rows and row < n:
                     comb[row, i, j] = matrix[r, i, j]
 
     return mix_coefficients
