@@ -13,13 +13,13 @@ from tilelang_ops.common.packing import pack_fp8, pack_mxfp4, split_float32, unp
 from tilelang_ops.gemm import grouped_linear_mxfp4, grouped_swiglu_mxfp4, linear, linear_fp8
 
 HIDDEN, INNER, EXPERTS = 5120, 2304, 7
-DENSE = ((1280, 5120, 1), (32768, 1280, 1), (5120, 8192, 1), (4608, 5120, 1), (1024, 4096, 8))
+DENSE = ((1792, 5120, 1), (32768, 1280, 1), (5120, 8192, 1), (4608, 5120, 1), (1024, 4096, 8))
 
 
 def cases() -> list[Case]:
     """The cases of this family."""
-    dense = [_fp8(rows, *shape) for rows in (256, 4096) for shape in DENSE]
-    experts = [c for rows in (55, 512) for c in (_first(rows), _second(rows))]
+    dense = [_fp8(rows, *shape) for rows in (32, 256, 4096) for shape in DENSE]
+    experts = [c for rows in (7, 55, 512) for c in (_first(rows), _second(rows))]
     head = [_linear(rows, 129280, HIDDEN, 1) for rows in (64, 256, 1536)]
     small = [_linear(256, 384, HIDDEN, 1), _linear(256, 1024, HIDDEN, 1), _linear(256, 24, 4 * HIDDEN, 3)]
     return dense + experts + head + small

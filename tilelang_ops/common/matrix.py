@@ -32,8 +32,12 @@ TILE_COSTS = {
     128: 38,
     256: 65,
 }  # activation rows of a tile -> time of a step on an H200, us / 100
+FEW_ROWS = 32  # up to here tiles of FP8 weights have 64 weight rows: twice as many processors read
+EXPERT_ROWS = (32, 64, 128)  # activation rows of the experts' tiles
 EXPERT_BITS = 10  # fewer than 1024 experts on a device
 WORDS = {"mxfp4": 17, "fp8": 33}  # rows of 32 words in a packed block: codes, then one row of scales
+# Warp groups of a block beside the loading one -> registers of their threads: all that a processor has.
+CONSUMER_REGISTERS = {3: 152, 4: 112, 5: 88}
 
 
 def decode_mxfp4_pair(word, pair):
@@ -118,6 +122,7 @@ def matrix_program(
     blocks_per_sm=1,
     depth=1,
     is_overlapped=False,
+    granule=BLOCK,
     num_groups=1,
     is_grouped=False,
     is_gated=False,
@@ -138,6 +143,7 @@ def matrix_program(
         stages: of the pipeline.
         depth: steps of a stage, on SM90: more of them need fewer barriers.
         is_overlapped: products run beside the next decoding, on SM90; needs an even depth and registers.
+        granule: channels decoded at once then, 64 or 32; 32 needs fewer registers.
         blocks_per_sm: above 1, registers stay as they are at launch, so that several blocks fit.
         num_groups: column groups of the activations, each with its own weights.
         is_grouped: rows are sorted by expert and each expert has its own weights.
@@ -160,6 +166,8 @@ def matrix_program(
     num_passes = num_splits if in_turn else 1
     num_steps = segment_steps * num_passes
     depth = 1 if on_tmem else depth
+    granule = BLOCK if on_tmem else granule
+    parts = depth * BLOCK // granule
     num_turns = -(-num_steps // depth)  # beyond the last channel both tiles are zero
     assert segment_steps % depth == 0 or num_splits == num_groups == 1, f"{segment_steps=} {depth=}"
     weight_shape = (row_blocks_of_all, steps, words, 32) if is_packed else (num_groups * columns, width)
@@ -168,12 +176,16 @@ def matrix_program(
     assert steps % num_splits == 0, f"{steps=} {num_splits=}"
     assert num_groups == 1 or columns % block_m == 0, f"{columns=} {block_m=}"
 
-    is_shared = blocks_per_sm > 1 or (not on_tmem and blocks > 3)
+    is_shared = not on_tmem and (blocks_per_sm > 1 or blocks != 2)
 
     @T.macro
     def share_registers():
-        T.no_set_max_nreg()
-        T.annotate_min_blocks_per_sm(blocks_per_sm)
+        if blocks_per_sm > 1 or blocks not in CONSUMER_REGISTERS:
+            T.no_set_max_nreg()
+            T.annotate_min_blocks_per_sm(blocks_per_sm)
+        else:
+            T.annotate_producer_reg_dealloc(24)
+            T.annotate_consumer_reg_alloc(CONSUMER_REGISTERS[blocks])
 
     @T.macro
     def load(x, weights, x_tile, w_tile, copy, index, first_row, step):
@@ -194,20 +206,23 @@ def matrix_program(
 
     @T.macro
     def decode(pairs, w_tile, at):
-        for i, j in T.Parallel(block_m, BLOCK // 2):
-            pairs[i, j] = decoded_pair(fmt, w_tile, at, i, j)
+        for i, j in T.Parallel(block_m, granule // 2):
+            if granule == BLOCK:
+                pairs[i, j] = decoded_pair(fmt, w_tile, at, i, j)
+            else:
+                pairs[i, j] = decoded_pair(fmt, w_tile, at // 2, i, j + at % 2 * 16)
 
     @T.macro
     def sum_rows(x, weights, total, copy, index, first_row, count, segment):
         x_tile = T.alloc_shared((block_n, depth * BLOCK), "bfloat16")
         if is_packed:
             w_tile = T.alloc_shared((blocks, depth, words, 32), "uint32")
-            pairs = T.alloc_fragment((block_m, BLOCK // 2), "uint32")
-            decoded = T.view(pairs, (block_m, BLOCK), "bfloat16")
+            pairs = T.alloc_fragment((block_m, granule // 2), "uint32")
+            decoded = T.view(pairs, (block_m, granule), "bfloat16")
             T.clear(decoded)
             if is_overlapped:
-                odd_pairs = T.alloc_fragment((block_m, BLOCK // 2), "uint32")
-                odd_decoded = T.view(odd_pairs, (block_m, BLOCK), "bfloat16")
+                odd_pairs = T.alloc_fragment((block_m, granule // 2), "uint32")
+                odd_decoded = T.view(odd_pairs, (block_m, granule), "bfloat16")
                 T.clear(odd_decoded)
         else:
             w_tile = T.alloc_shared((block_m, depth * BLOCK), "bfloat16")
@@ -225,23 +240,22 @@ def matrix_program(
                         decode(pairs, w_tile, at)
                         multiply(decoded, x_tile[:, at * BLOCK : at * BLOCK + BLOCK], sum_of)
                 else:
-                    # The first decoding of a stage is alone, the others run beside the products before them.
-                    for at in T.unroll(0, depth, 2):
+                    # The waits are for the products that read a fragment last, and keep its decoding behind
+                    # the issue of the others.
+                    for at in T.unroll(0, parts, 2):
                         if at > 0:
                             T.wait_wgmma(1)
                         decode(pairs, w_tile, at)
-                        multiply_on(decoded, x_tile[:, at * BLOCK : at * BLOCK + BLOCK], sum_of)
-                        if at > 0:
-                            T.wait_wgmma(1)
+                        multiply_on(decoded, x_tile[:, at * granule : at * granule + granule], sum_of)
+                        T.wait_wgmma(1)
                         decode(odd_pairs, w_tile, at + 1)
-                        if at + 2 == depth:
-                            multiply(
-                                odd_decoded, x_tile[:, at * BLOCK + BLOCK : at * BLOCK + 2 * BLOCK], sum_of
-                            )
-                        else:
-                            multiply_on(
-                                odd_decoded, x_tile[:, at * BLOCK + BLOCK : at * BLOCK + 2 * BLOCK], sum_of
-                            )
+                        multiply_on(
+                            odd_decoded,
+                            x_tile[:, at * granule + granule : at * granule + 2 * granule],
+                            sum_of,
+                        )
+                        if at + 2 == parts:  # inside the loop: a stage is given back behind it
+                            T.wait_wgmma(0)
             else:
                 multiply(w_tile, x_tile, sum_of)
             if num_passes > 1:  # noqa: SIM102  known when traced
@@ -329,18 +343,27 @@ def matrix_program(
 
     @T.macro
     def find_expert(offsets, num_experts, slot, found):
-        """The expert of a slot: expert e has slots from offsets[e] // block_n + e on, enough for its rows.
+        """The expert of a slot, and its tile there.
 
-        It is left in shared memory: of a thread's own memory producers and consumers would each have a copy.
+        Slot e has the first rows of expert e; the others follow, those of expert e from num_experts +
+        offsets[e] // block_n on. So slots without rows come last and delay none.
+        What is found goes through shared memory: producers and consumers would each have a copy of a thread's
+        own memory.
         """
         expert = T.alloc_local((1,), "int32")
-        expert[0] = 0
-        for bit in T.unroll(EXPERT_BITS):
-            candidate = expert[0] + (1 << (EXPERT_BITS - 1 - bit))
-            if candidate < num_experts:  # noqa: SIM102  guards the load
-                if offsets[candidate] // block_n + candidate <= slot:
-                    expert[0] = candidate
+        tile = T.alloc_local((1,), "int32")
+        expert[0] = slot
+        tile[0] = 0
+        if slot >= num_experts:
+            expert[0] = 0
+            for bit in T.unroll(EXPERT_BITS):
+                candidate = expert[0] + (1 << (EXPERT_BITS - 1 - bit))
+                if candidate < num_experts:  # noqa: SIM102  guards the load
+                    if offsets[candidate] // block_n <= slot - num_experts:
+                        expert[0] = candidate
+            tile[0] = slot - num_experts - offsets[expert[0]] // block_n + 1
         found[0] = expert[0]
+        found[1] = tile[0]
 
     if not is_grouped:
         out_rows = m if in_turn else num_splits * m
@@ -374,11 +397,10 @@ def matrix_program(
                 if is_shared:
                     share_registers()
                 total = T.alloc_fragment((block_m, block_n), "float32")
-                found = T.alloc_shared((1,), "int32")
+                found = T.alloc_shared((2,), "int32")
                 find_expert(offsets, num_offsets - 1, slot, found)
                 expert = found[0]
-                start = offsets[expert]
-                first_row = start + (slot - expert - start // block_n) * block_n
+                first_row = offsets[expert] + found[1] * block_n
                 count = offsets[expert + 1] - first_row
                 sum_all(x, weights, total, expert, index, first_row, count, 0)
                 store(total, out, 0, index, first_row, count)
@@ -398,11 +420,10 @@ def matrix_program(
                 if is_shared:
                     share_registers()
                 total = T.alloc_fragment((block_m, block_n), "float32")
-                found = T.alloc_shared((1,), "int32")
+                found = T.alloc_shared((2,), "int32")
                 find_expert(offsets, num_offsets - 1, slot, found)
                 expert = found[0]
-                start = offsets[expert]
-                first_row = start + (slot - expert - start // block_n) * block_n
+                first_row = offsets[expert] + found[1] * block_n
                 count = offsets[expert + 1] - first_row
                 sum_all(x, weights, total, expert, index, first_row, count, 0)
                 store_gated(total, out, index, first_row, count, factors, limit)
@@ -425,6 +446,12 @@ def tile_rows(num_rows: int, column_tiles: int, choices: tuple[int, ...]) -> int
     return min(choices, key=cost)
 
 
+def expert_rows(num_rows: int, num_experts: int) -> int:
+    """Activation rows of the experts' tiles, by the mean of an expert's, so that few need a second tile."""
+    mean = num_rows / num_experts
+    return 32 if mean <= 20 else 64 if mean <= 64 else 128
+
+
 def split_count(columns: int, width: int) -> int:
     """Segments that the channels of a weight are summed in: enough blocks where weight rows are few.
 
@@ -432,7 +459,7 @@ def split_count(columns: int, width: int) -> int:
     """
     tiles, steps = -(-columns // 128), -(-width // BLOCK)
     return max(
-        s for s in range(1, steps + 1) if s == 1 or (steps % s == 0 and tiles * s <= 48 and steps >= 8 * s)
+        s for s in range(1, steps + 1) if s == 1 or (steps % s == 0 and tiles * s <= 56 and steps >= 8 * s)
     )
 
 
@@ -460,10 +487,23 @@ def sum_program(*, name, columns, num_parts, num_splits, result, threads=128):
     return program.with_attr("global_symbol", name)
 
 
-def pipeline(fmt: str, block_n: int, width: int, arch: str) -> dict[str, int | bool]:
-    """How a program of 128 weight rows is pipelined: what was fastest, within shared memory and registers."""
+def tile(fmt: str, block_n: int, width: int, arch: str) -> dict[str, int | bool]:
+    """Weight rows of a tile of `block_n` activation rows, and its pipeline: what was fastest on an H200.
+
+    Args:
+        fmt, arch: as in `matrix_program`.
+        block_n: activation rows.
+        width: channels of a segment.
+    """
     if arch == "sm_100a" or fmt == "bfloat16" or block_n == 256 or width % (4 * BLOCK):
-        return {"stages": 4, "depth": 1}
-    if fmt == "mxfp4" and block_n == 64:
-        return {"stages": 2, "depth": 4, "blocks_per_sm": 2}
-    return {"stages": 2, "depth": 4, "is_overlapped": True}
+        return {"block_m": 128, "stages": 4, "depth": 1}
+    beside = {"depth": 4, "is_overlapped": True}
+    if fmt == "mxfp4":
+        if block_n == 64:
+            return {"block_m": 128, "stages": 2, "depth": 4, "blocks_per_sm": 2}
+        if block_n == 32:
+            return {"block_m": 256, "stages": 3, **beside}
+        return {"block_m": 256, "stages": 2, "granule": 32, **beside}
+    if block_n == 32:
+        return {"block_m": 64, "stages": 3, **beside}
+    return {"block_m": 128, "stages": 2, **beside}

@@ -39,9 +39,18 @@ def assert_close(actual: Tensor, x: Tensor, weight: Tensor) -> None:
     assert ((actual.double() - exact).abs() <= magnitudes * 2.0**-20 + exact.abs() * unit).all()
 
 
-@pytest.mark.parametrize(("columns", "width", "num_groups"), [(160, 160, 1), (128, WIDTH, 2)])
-def test_linear_fp8(run: KernelRunner, columns: int, width: int, num_groups: int) -> None:
-    x = rounded_rows(70, width * num_groups)
+@pytest.mark.parametrize(
+    ("num_rows", "columns", "width", "num_groups"), [(70, 160, 160, 1), (70, 128, WIDTH, 2), (5, 72, 1024, 1)]
+)
+def test_linear_fp8(
+    run: KernelRunner,
+    monkeypatch: pytest.MonkeyPatch,
+    num_rows: int,
+    columns: int,
+    width: int,
+    num_groups: int,
+) -> None:
+    x = rounded_rows(num_rows, width * num_groups)
     weight = pack_fp8(*fp8_weight(num_groups, columns, width))
     out, _ = run(fp8_cuda, x, weight, columns, num_groups)
     for group, values in enumerate(unpack_fp8(weight)):
@@ -50,9 +59,13 @@ def test_linear_fp8(run: KernelRunner, columns: int, width: int, num_groups: int
     torch.testing.assert_close(
         out, fp8_reference.run(x, weight, columns, num_groups), rtol=2.0**-7, atol=1e-5
     )
-    for first, end in ROW_SAMPLES:
+    for first, end in ROW_SAMPLES if num_rows == 70 else ((4, 5),):
         alone, _ = run(fp8_cuda, x[first:end], weight, columns, num_groups)
         assert_same_bits(alone, out[first:end], f"rows {first}..{end}")
+    if split_count(columns, width) > 1:
+        monkeypatch.setattr(sys.modules[fp8_cuda.__name__], "MANY_BLOCKS", 1)
+        in_turn, _ = run(fp8_cuda, x, weight, columns, num_groups)
+        assert_same_bits(in_turn, out, "segments in one block")
 
 
 def grouped(
@@ -61,26 +74,34 @@ def grouped(
     return run(module, x, weights, offsets, *rest)[0]
 
 
-@pytest.mark.parametrize("counts", [[0, 5, 65, 0, 1], [0, 0, 0, 0, 70]])
-def test_grouped_linear(run: KernelRunner, counts: list[int]) -> None:
+# Tiles of 320 weight rows with 32 and 64 rows of activations, and those for many rows.
+@pytest.mark.parametrize(("counts", "columns"), [([0, 5, 65, 0, 1], 320), ([40, 0, 66], 320), ([131], 160)])
+def test_grouped_linear(run: KernelRunner, counts: list[int], columns: int) -> None:
     offsets = torch.tensor([0, *counts]).cumsum(0).int()
     x = rounded_rows(int(offsets[-1]), WIDTH)
-    weights = pack_mxfp4(*mxfp4_weight(5, 160, WIDTH))
-    out = grouped(run, grouped_cuda, x, weights, offsets, 160)
+    weights = pack_mxfp4(*mxfp4_weight(len(counts), columns, WIDTH))
+    out = grouped(run, grouped_cuda, x, weights, offsets, columns)
     for values, first, end in zip(unpack_mxfp4(weights), offsets, offsets[1:], strict=False):
-        assert_close(out[first:end], x[first:end], values[:160, :WIDTH])
-    torch.testing.assert_close(out, grouped_reference.run(x, weights, offsets, 160), rtol=2.0**-7, atol=1e-5)
+        assert_close(out[first:end], x[first:end], values[:columns, :WIDTH])
+    torch.testing.assert_close(
+        out, grouped_reference.run(x, weights, offsets, columns), rtol=2.0**-7, atol=1e-5
+    )
     for row in (0, len(x) - 1):
         expert = int((offsets[1:] <= row).sum())
-        alone = grouped(run, grouped_cuda, x[row : row + 1], weights, (torch.arange(6) > expert).int(), 160)
+        alone = grouped(
+            run, grouped_cuda, x[row : row + 1], weights, (torch.arange(len(offsets)) > expert).int(), columns
+        )
         assert_same_bits(alone, out[row : row + 1], f"row {row}")
 
 
-@pytest.mark.parametrize("round_output", [True, False])
-def test_grouped_swiglu(run: KernelRunner, round_output: bool) -> None:
-    offsets = torch.tensor([0, 0, 5, 70, 70, 71], dtype=torch.int32)
-    x, factors = rounded_rows(71, WIDTH), torch.rand(71)
-    weights = pack_mxfp4(*mxfp4_weight(5, 192, WIDTH), gated=True)
+@pytest.mark.parametrize(
+    ("counts", "round_output"), [([0, 5, 65, 0, 1], True), ([5, 66], False), ([70], True)]
+)
+def test_grouped_swiglu(run: KernelRunner, counts: list[int], round_output: bool) -> None:
+    offsets = torch.tensor([0, *counts]).cumsum(0).int()
+    num_rows = int(offsets[-1])
+    x, factors = rounded_rows(num_rows, WIDTH), torch.rand(num_rows)
+    weights = pack_mxfp4(*mxfp4_weight(len(counts), 192, WIDTH), gated=True)
     rest = (10.0, 96, round_output)
     out = grouped(run, swiglu_cuda, x, weights, offsets, factors, *rest)
     expected = swiglu_reference.run(x, weights, offsets, factors, *rest)
@@ -88,13 +109,14 @@ def test_grouped_swiglu(run: KernelRunner, round_output: bool) -> None:
     unit = 2.0**-3 if round_output else 2.0**-6
     assert ((out.float() - expected.float()).abs() <= expected.float().abs() * unit + 1e-3).all()
     assert (out != expected).float().mean() < 0.01
-    row, expert = 69, 2
+    row = 69
+    expert = int((offsets[1:] <= row).sum())
     alone = grouped(
         run,
         swiglu_cuda,
         x[row : row + 1],
         weights,
-        (torch.arange(6) > expert).int(),
+        (torch.arange(len(offsets)) > expert).int(),
         factors[row : row + 1],
         *rest,
     )

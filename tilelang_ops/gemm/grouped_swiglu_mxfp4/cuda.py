@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from tilelang_ops.common.kernels import cuda_kernel
-from tilelang_ops.common.matrix import matrix_program, pipeline
+from tilelang_ops.common.matrix import EXPERT_ROWS, expert_rows, matrix_program, tile
 
 
 @cuda_kernel(
@@ -15,7 +15,7 @@ from tilelang_ops.common.matrix import matrix_program, pipeline
             "block_n": block_n,
             "round_output": True,
         }
-        for block_n in (64, 128)
+        for block_n in EXPERT_ROWS
     ],
     uses_tensor_cores=True,
 )
@@ -26,13 +26,12 @@ def kernel(inner: int, width: int, block_n: int, round_output: bool, arch: str):
         columns=2 * inner,
         width=width,
         result="bfloat16",
-        block_m=128,
         block_n=block_n,
         is_grouped=True,
         is_gated=True,
         round_output=round_output,
         arch=arch,
-        **pipeline("mxfp4", block_n, width, arch),
+        **tile("mxfp4", block_n, width, arch),
     )
 
 
@@ -50,7 +49,7 @@ def run(
     program = kernel(
         inner=inner,
         width=width,
-        block_n=64 if num_rows <= 64 * weights.shape[0] else 128,
+        block_n=expert_rows(num_rows, weights.shape[0]),
         round_output=round_output,
     )
     program(x.contiguous(), weights.view(torch.uint32).flatten(0, 1), offsets, factors, out, limit)

@@ -7,9 +7,9 @@ from tilelang_ops.common.kernels import CUDA_TARGETS, cuda_kernel
 from tilelang_ops.common.matrix import (
     MANY_BLOCKS,
     matrix_program,
-    pipeline,
     split_count,
     sum_program,
+    tile,
     tile_rows,
 )
 
@@ -53,12 +53,11 @@ def kernel(columns: int, width: int, result: str, num_splits: int, in_turn: bool
         columns=columns,
         width=width,
         result=result,
-        block_m=128,
         block_n=block_n,
         num_splits=num_splits,
         in_turn=in_turn,
         arch=arch,
-        **pipeline("bfloat16", block_n, width // num_splits, arch),
+        **tile("bfloat16", block_n, width // num_splits, arch),
     )
 
 

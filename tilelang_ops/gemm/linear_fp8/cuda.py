@@ -5,12 +5,13 @@ from torch import Tensor
 
 from tilelang_ops.common.kernels import CUDA_TARGETS, cuda_kernel
 from tilelang_ops.common.matrix import (
+    FEW_ROWS,
     MANY_BLOCKS,
     TILE_COSTS,
     matrix_program,
-    pipeline,
     split_count,
     sum_program,
+    tile,
     tile_rows,
 )
 
@@ -50,7 +51,7 @@ def _splits(columns, width, num_groups):
         }
         for columns, width, groups in shapes(model)
         for in_turn in (True, False)
-        for block_n in TILE_COSTS
+        for block_n in (FEW_ROWS, *TILE_COSTS)
         if (_splits(columns, width, groups) > 1 and block_n < 256)
         or (_splits(columns, width, groups) == 1 and in_turn)
     ],
@@ -64,21 +65,22 @@ def kernel(
     in_turn: bool,
     block_n: int,
     arch: str,
-    block_m: int = 128,
 ):
+    sizes = tile("fp8", block_n, width // num_splits, arch)
+    if num_groups > 1 and columns % 128:
+        sizes["block_m"] = 64  # a tile lies in one group
     return matrix_program(
         name="linear_fp8",
         fmt="fp8",
         columns=columns,
         width=width,
         result="bfloat16" if in_turn else "float32",
-        block_m=block_m,
         block_n=block_n,
         num_groups=num_groups,
         num_splits=num_splits,
         in_turn=in_turn,
         arch=arch,
-        **pipeline("fp8", block_n, width // num_splits, arch),
+        **sizes,
     )
 
 
@@ -102,10 +104,10 @@ def run(x: Tensor, weight: Tensor, columns: int, num_groups: int) -> Tensor:
     in_turn = num_splits == 1 or column_tiles * -(-num_rows // 128) >= MANY_BLOCKS
     choices = (64, 96, 128, 256) if num_splits == 1 else (64, 96, 128)
     block_n = tile_rows(num_rows, column_tiles if in_turn else column_tiles * num_splits, choices)
+    if num_rows <= FEW_ROWS:
+        block_n = FEW_ROWS
     out = x.new_empty(num_rows, num_groups * columns)
     sizes = {"columns": columns, "width": width, "num_groups": num_groups, "num_splits": num_splits}
-    if num_groups > 1 and columns % 128:
-        sizes["block_m"] = 64  # a tile lies in one group
     program = kernel(**sizes, in_turn=in_turn, block_n=block_n)
     packed = weight.view(torch.uint32).flatten(0, 1)
     if in_turn:
