@@ -171,6 +171,20 @@ def test_logits_and_drafts(device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
+def test_a_chunk_that_no_decoder_layer_needs(device: str) -> None:
+    """The start of a long prompt ends at the first decoder layer; the drafter gets nothing of it."""
+    model, drafter = packed_model("tiny-quant", device)
+    harness = DraftHarness(model, drafter, fold_map("tiny-quant"), num_seqs=1)
+    text = harness.add([*golden("tiny-quant").prompts["len300"]] * 3)
+    model.counters.reset()
+    assert harness.step([(text, 40)]).shape[0] == 0
+    first = model.spec.first_decoder_layer
+    assert model.counters.kv_rows == [40] * first + [0] * (8 - first)
+    output = harness.last_output
+    assert output is not None and output.features is not None and output.features.shape[0] == 0
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_padding_rows_write_nowhere(device: str) -> None:
     """Rows behind the last sequence, and a bound above all lengths, change nothing that anybody reads."""
     model, drafter = packed_model("tiny-quant", device)

@@ -140,7 +140,10 @@ class Drafter:
 
     def _device_context(self, features: Tensor, rows: DeviceRows, batch: Batch) -> DraftContext:
         """As `context`, from what the host knows of a prefill's rows; those of padding belong to slot 0."""
-        positions, slots = rows.positions, rows.slots.int()
+        positions = rows.positions
+        if rows.num_rows == 0:
+            return DraftContext(features, positions, positions, batch.max_seqlen_k)
+        slots = rows.slots.int()
         if batch.is_prefill:
             host = batch.on_host("positions", "row_seq", "total_lens")
             index = np.arange(batch.num_rows) if rows.host_index is None else rows.host_index

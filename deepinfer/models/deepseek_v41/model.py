@@ -172,6 +172,8 @@ class DeepseekV41Model:
                 if (part := needed.kv) is not None:
                     x, streams, rows = _taken(x, part.places), streams.take(part.places), rows.narrowed(part)
                     tap.take(part.places)
+            if rows.num_rows == 0:  # no later token reads anything of this chunk from here on
+                break
             keys = layer.attention.store_window(x, rows, caches)
             tap.add(layer.layer_id, streams, rows)
             self.counters.kv_rows[layer.layer_id] += rows.num_rows
