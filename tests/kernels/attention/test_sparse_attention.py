@@ -48,7 +48,7 @@ def lists(rows: int, width: int, num_records: int) -> Tensor:
 
 
 def attention(run_kernel: KernelRunner, *args: Any) -> Tensor:
-    return run_kernel(cuda, *args, SCALE)[0]
+    return run_kernel.overhanging()(cuda, *args, SCALE)[0]
 
 
 @pytest.mark.parametrize(
@@ -74,22 +74,35 @@ def test_more_heads_than_a_block_has(run_kernel: KernelRunner) -> None:
 
 
 def test_rows_depend_on_their_list_of_keys_alone(run_kernel: KernelRunner) -> None:
-    """A row alone, in a batch, with missing keys elsewhere: the same bits. No keys, no result."""
-    q, sink, pools = torch.randn(3, HEADS, 512).bfloat16(), torch.randn(HEADS), (window_pool(), main_pool())
-    window, main = lists(3, 80, 120), lists(3, 100, 256)
-    window[1], main[1] = -1, -1
+    """A row alone, in a batch, with missing keys elsewhere: the same bits. No keys, no result.
+
+    More rows than blocks: a block passes from rows without keys, and with one tile or more, to any such.
+    """
+    rows = 9
+    q, sink, pools = (
+        torch.randn(rows, HEADS, 512).bfloat16(),
+        torch.randn(HEADS),
+        (window_pool(), main_pool()),
+    )
+    window, main = lists(rows, 80, 120), lists(rows, 100, 256)
+    window[1::3], main[1], main[3:] = -1, -1, -1
+    window[5:7], window[8], window[8, 3] = -1, -1, 17
 
     def attend_to(q: Tensor, window: Tensor, main: Tensor) -> Tensor:
         return attention(run_kernel, q, pools[0], window, pools[1], main, sink)
 
     whole = attend_to(q, window, main)
-    assert_same_bits(whole[1], torch.zeros_like(whole[1]))
-    order = torch.tensor([2, 0])
+    expected = attend(q, pools[0], window, pools[1], main, sink, SCALE, torch.float64)
+    torch.testing.assert_close(whole.double(), expected, **TOLERANCE)
+    is_empty = ((window < 0).all(1) & (main < 0).all(1)).nonzero()[:, 0]
+    assert is_empty.tolist() == [1, 4, 5, 6, 7]
+    assert_same_bits(whole[is_empty], torch.zeros_like(whole[is_empty]))
+    order = torch.tensor([2, 0, 8])
     assert_same_bits(attend_to(q[order], window[order], main[order]), whole[order], "other rows, other order")
     spread = torch.full((1, 300), -1, dtype=torch.int32)
     spread[0, 5:245:3] = window[2]
-    packed = main[2:][main[2:] >= 0][None]
-    assert_same_bits(attend_to(q[2:], spread, packed), whole[2:], "missing keys at other places")
+    packed = main[2][main[2] >= 0][None]
+    assert_same_bits(attend_to(q[2:3], spread, packed), whole[2:3], "missing keys at other places")
 
 
 def single_keys(run_kernel: KernelRunner, pool: Tensor, is_main: bool) -> Tensor:

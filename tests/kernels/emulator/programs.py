@@ -104,6 +104,27 @@ def exchange(threads: int, has_barrier: bool):
     return program
 
 
+def relay(arrives: bool):
+    """out[i] = x[i] with its bytes reversed, by a warp that comes to a named barrier and goes on."""
+
+    @T.prim_func
+    def program(x: T.Tensor((32,), "uint32"), out: T.Tensor((32,), "uint32")):
+        with T.Kernel(1, threads=64):
+            thread = T.get_thread_binding()
+            shared = T.alloc_shared((32,), "uint32")
+            if thread < 32:
+                shared[thread] = T.call_extern(
+                    "uint32", "__byte_perm", x[thread], T.uint32(0), T.uint32(0x0123)
+                )
+                if arrives:
+                    T.named_barrier_arrive(1, 64)
+            else:
+                T.sync_threads(1, 64)
+                out[thread - 32] = shared[thread - 32]
+
+    return program
+
+
 def votes(threads: int):
     """ballot[w] of odd values, and their number in the block."""
 

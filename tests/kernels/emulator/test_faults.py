@@ -72,6 +72,12 @@ def test_threads_that_wait_for_different_things() -> None:
         program(torch.zeros(64, dtype=torch.int32))
 
 
+def test_nobody_arrives_at_a_named_barrier() -> None:
+    program = EmulatedProgram(programs.relay(arrives=False))
+    with pytest.raises(EmulationError, match="diverged"):
+        program(torch.zeros(32, dtype=torch.uint32), torch.zeros(32, dtype=torch.uint32))
+
+
 def test_order_dependence_shows_in_reverse() -> None:
     x = torch.arange(8, dtype=torch.int32)
     program = EmulatedProgram(programs.race())

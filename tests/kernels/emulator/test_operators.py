@@ -93,6 +93,14 @@ def test_barrier_hands_values_between_threads() -> None:
         assert torch.equal(out, x.flip(0))
 
 
+@pytest.mark.parametrize("reverse", [False, True])
+def test_arriving_at_a_named_barrier(reverse: bool) -> None:
+    x = torch.randint(0, 256, (32, 4), dtype=torch.uint8)
+    out = torch.empty(32, dtype=torch.uint32)
+    EmulatedProgram(programs.relay(arrives=True))(x.view(torch.uint32)[:, 0], out, reverse=reverse)
+    assert torch.equal(out[:, None].view(torch.uint8), x.flip(1))
+
+
 def test_atomics_count_all() -> None:
     x = torch.randint(0, 99, (50,), dtype=torch.int32)
     counts = torch.zeros(4, dtype=torch.int32)

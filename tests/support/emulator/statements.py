@@ -301,6 +301,8 @@ class Statements(Expressions):
         elif op in ("tvm_storage_sync", "sync_threads"):
             named = [self.expression(a) for a in args[1:]]  # a barrier's number and how many threads it joins
             self.write(f"sync_named({', '.join(named)});" if len(named) == 2 else "sync_block();")
+        elif op == "named_barrier_arrive":
+            self.write(f"arrive_named({self.expression(args[0])}, {self.expression(args[1])});")
         elif op == "sync_warp":
             self.write("sync_warp();")
         elif op == "thread_return":

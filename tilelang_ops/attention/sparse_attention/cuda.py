@@ -1,11 +1,16 @@
-"""sparse_attention on CUDA: a block of two warp groups for a row and 64 of its heads.
+"""sparse_attention on CUDA: persistent blocks of four warp groups that go through rows of 64 heads each.
 
-Blocks of 64 keys are unpacked to bfloat16 in shared memory, where they serve both products. While the first
-group multiplies queries and keys and makes weights of the logits, the second unpacks most of the next block;
-then both add weighted values, each to half of the channels:
+Tiles of 64 keys are unpacked to bfloat16 in shared memory, where they serve both products. Two groups
+multiply tile s while the others, which have records in registers one tile ahead, unpack tile s + 1:
 
-    first group     Q K^T of block b, softmax                 | values += P V, unpack 1/4 of b + 1
-    second group    unpack 3/4 of block b + 1                 | values += P V
+    first group     Q K^T, weights of the logits in two halves | values += P V, channels 0..255
+    second group                      values += P V of a half  | of the other half, channels 256..511
+    the others      unpack tile s + 1, fetch the records of tile s + 2
+
+Tiles of a row and of the next follow each other without a gap: in a row's first step those who unpack list
+the next row's records, in its last they load the next row's queries as soon as the first group has read its
+own. A row's result goes through the last tile's memory and leaves while the next row's first tile is
+multiplied.
 
 Unpacked keys are the true ones / 128, exact in bfloat16: codes become floats whose exponent is off by a
 constant, subnormals included, and a product with a power of two, or with an E4M3 scale, sets it right. (Exact
@@ -15,192 +20,254 @@ scale, which nothing stores, would count as 480.)
     E4M3  s eeee mmm  ->  s 0000 eeee mmm 0000  =  value * 2^-120
     E2M1  s ee m      ->  s 000000 ee m 000000  =  value * 2^-126
 
-Channels 0..7 lie in a tile as 0 4 1 5 2 6 3 7, which is how nibbles pair up in a word's halves; queries and
-results are permuted likewise. Sums of a row follow the order of its list of keys whatever else runs.
+Sums of a row follow the order of its list of keys whatever else runs.
 """
 
 import torch
 from tilelang.cuda import language as T
 from torch import Tensor
 
-from tilelang_ops.common.kernels import cuda_kernel
+from tilelang_ops.common.cuda_numerics import record_row
+from tilelang_ops.common.kernels import cuda_kernel, num_sms
 from tilelang_ops.common.records import flat_rows, rows_per_part
 
-WIDTH = 512
+WIDTH, QUARTER = 512, 128
 WINDOW_BYTES, MAIN_BYTES = 528, 288
-HEADS = 64  # of a block of threads
-KEYS = 64  # multiplied together
-LANES, WARPS = 32, 8
-THREADS, GROUP = WARPS * LANES, WARPS // 2 * LANES
-UNIT = 4  # keys that a warp unpacks at once
-PER_ROUND = UNIT * WARPS // 2  # keys that a group unpacks at once
-MAX_KEYS = 1024  # of a row in one pool
-PER_THREAD = MAX_KEYS // THREADS
-LINES = HEADS * WIDTH // 8 // THREADS  # runs of 8 channels of a thread
+HEADS = 64  # of a row that a block takes at once
+KEYS = 64  # of a tile; HEADS too, since results pass through a tile
+LANES, GROUP = 32, 128
+MULTIPLIERS, UNPACKERS = 2 * GROUP, 2 * GROUP  # threads of the first two groups and of the last two
+THREADS = MULTIPLIERS + UNPACKERS
+WARPS = UNPACKERS // LANES
+UNIT = 4  # keys that a warp fetches and unpacks at once
+UNITS = KEYS // (UNIT * WARPS)  # of a warp in a tile
+MAX_KEYS = 512  # of a row in one pool
+PER_THREAD = MAX_KEYS // UNPACKERS
 SHRUNK = 128.0  # true keys / unpacked ones
 SLACK = 8.0  # a row's largest logit may lag behind by this power of two before sums are rescaled
 FLOAT_WARPS, PER_LANE = 4, WIDTH // LANES  # of the kernel in float32
 LOG2_E = 1.4426950408889634
 NAN_PAIR = 0x7FC07FC0
+REGISTERS = 200, 168, 72  # of a thread of the first group, of the second, of one that unpacks
 ASYNC = {"wg_wait": -1}  # the product runs on until T.wait_wgmma
-
-
-def _chunk(number):
-    """Where a run of 8 channels lies in a tile's row: so that a warp's stores meet no bank twice."""
-    return number ^ (number // 8 % 2)
+PHASE = "tl.pipeline_mbar_phase_expr"  # which completion of its barrier an operation waits for
+# Named barriers: half of the weights are there, all are; among those who unpack; queries have been read; a
+# step is over; sums lie in tensor memory (two, one for each group).
+HALF_WEIGHED, WEIGHED, UNPACKING, READ, STEP, COPIED = 1, 2, 3, 4, 5, 6
 
 
 @T.macro
-def _load_index(numbers, index, row, width, tx):
+def _load_index(numbers, index, row, width, thread):
     """This thread's part of a row's index, -1 beyond its end."""
     for j in T.unroll(PER_THREAD):
         numbers[j] = -1
-        if j * THREADS + tx < width:
-            numbers[j] = index[row, j * THREADS + tx]
+        if j * UNPACKERS + thread < width:
+            numbers[j] = index[row, j * UNPACKERS + thread]
 
 
 @T.macro
-def _list_records(numbers, width, records, stride, listed, pool, totals, found, tx):
-    """Writes the rows of a pool that the threads' `numbers` name, in order, to listed[first], ...
+def _list_pool(numbers, source, lists, slot, pool, thread):
+    """Writes the rows of a pool that the threads' `numbers` name, in order, to listed[slot, pool, ...].
 
     Copies of the last one fill up KEYS.
     """
-    warp, lane = tx // LANES, tx % LANES
-    bits = T.alloc_local((PER_THREAD,), "uint32")
-    place = T.alloc_local((1,), "int32")
+    width, records, stride = source
+    listed, totals, counts, found, place = lists
+    warp, lane = thread // LANES, thread % LANES
     for j in T.unroll(PER_THREAD):
-        if j * THREADS < width:
-            bits[j] = T.cast(T.ballot(numbers[j] >= 0), "uint32")
+        if j * UNPACKERS < width:
+            votes = T.cast(T.ballot(numbers[j] >= 0), "uint32")
             if lane == 0:
-                totals[pool, j * WARPS + warp] = T.popcount(bits[j])
-    T.sync_threads()
+                totals[pool, j * WARPS + warp] = T.cast(T.popcount(votes), "int32")
+    T.sync_threads(UNPACKING, UNPACKERS)
     found[0] = 0
     for j in T.unroll(PER_THREAD):
-        if j * THREADS < width:
-            place[0] = pool * MAX_KEYS + found[0]
+        if j * UNPACKERS < width:
+            place[0] = found[0]
             for w in T.unroll(WARPS):
                 if w < warp:
                     place[0] += totals[pool, j * WARPS + w]
                 found[0] += totals[pool, j * WARPS + w]
+            votes = T.cast(T.ballot(numbers[j] >= 0), "uint32")
             if numbers[j] >= 0:
-                before = bits[j] & ((T.uint32(1) << T.cast(lane, "uint32")) - T.uint32(1))
-                place[0] += T.popcount(before)
-                listed[place[0]] = numbers[j] // records * stride + numbers[j] % records
-    T.sync_threads()
-    if found[0] > 0 and found[0] + tx < T.ceildiv(found[0], KEYS) * KEYS:
-        listed[pool * MAX_KEYS + found[0] + tx] = listed[pool * MAX_KEYS + found[0] - 1]
+                before = votes & ((T.uint32(1) << T.cast(lane, "uint32")) - T.uint32(1))
+                place[0] += T.cast(T.popcount(before), "int32")
+                listed[slot, pool, place[0]] = record_row(numbers[j], records, stride)
+    T.sync_threads(UNPACKING, UNPACKERS)
+    if found[0] > 0 and found[0] + thread < T.ceildiv(found[0], KEYS) * KEYS:
+        listed[slot, pool, found[0] + thread] = listed[slot, pool, found[0] - 1]
+    if thread == 0:
+        counts[slot, pool] = found[0]
 
 
 @T.macro
-def _fetch(raw, source, block, key, lane):
-    """Loads this lane's 16 codes and their scale of the keys `key`, ..., key + UNIT - 1 of a block."""
+def _list_row(numbers, indices, row, lists, slot, thread):
+    """Lists the records of a row."""
+    window_index, window, main_index, main = indices
+    _load_index(numbers[0], window_index, row, window[0], thread)
+    _load_index(numbers[1], main_index, row, main[0], thread)
+    _list_pool(numbers[0], window, lists, slot, 0, thread)
+    _list_pool(numbers[1], main, lists, slot, 1, thread)
+    T.sync_threads(UNPACKING, UNPACKERS)
+
+
+@T.macro
+def _fetch_window(raw, unit, source, slot, tile, warp, lane):
+    """Loads this lane's 16 codes of each of UNIT keys of a tile, and one of their UNIT * 4 scale words."""
     words, scales = raw
-    window_words, window_bytes, main_words, main_bytes, listed, window_blocks, has_main = source
-    if block < window_blocks:
-        for k in T.unroll(UNIT):
-            record = listed[block * KEYS + key + k]
-            for v in T.vectorized(4):
-                words[k, v] = window_words[record, lane * 4 + v]
-            scales[k] = T.cast(window_bytes[record, WIDTH + lane // 2], "uint32")
-    elif has_main:
-        for k in T.unroll(UNIT):
-            record = listed[MAX_KEYS + (block - window_blocks) * KEYS + key + k]
-            for v in T.vectorized(2):
-                words[k, v] = main_words[record, lane * 2 + v]
-            scales[k] = T.cast(main_bytes[record, WIDTH // 2 + lane], "uint32")
+    window_words, listed = source[0], source[2]
+    first = tile * KEYS + unit * UNIT * WARPS + warp
+    for k in T.unroll(UNIT):
+        record = listed[slot, 0, first + k * WARPS]
+        for v in T.vectorized(4):
+            words[k * 4 + v] = window_words[record, lane * 4 + v]
+    record_of_scale = listed[slot, 0, first + lane // 4 % UNIT * WARPS]
+    scales[unit] = window_words[record_of_scale, WIDTH // 4 + lane % 4]
 
 
 @T.macro
-def _unpack(raw, scratch, target, block, key, lane):
-    """Writes what `_fetch` loaded to the tile of the block, as bfloat16."""
+def _fetch_main(raw, unit, source, slot, tile, warp, lane):
+    """Likewise of a tile of the other pool, with UNIT * 8 words of scales."""
+    words, scales = raw
+    main_words, listed = source[1], source[2]
+    first = tile * KEYS + unit * UNIT * WARPS + warp
+    for k in T.unroll(UNIT):
+        record = listed[slot, 1, first + k * WARPS]
+        for v in T.vectorized(2):
+            words[(unit * UNIT + k) * 2 + v] = main_words[record, lane * 2 + v]
+    record_of_scale = listed[slot, 1, first + lane // 8 * WARPS]
+    scales[unit] = main_words[record_of_scale, WIDTH // 8 + lane % 8]
+
+
+@T.macro
+def _fetch(raw, unit, source, counts, slot, tile, warp, lane):
+    """Loads this lane's part of a unit of a warp's keys; of the window the first, which takes all room."""
+    window_tiles = T.ceildiv(counts[slot, 0], KEYS)
+    if tile < window_tiles:
+        if unit + 1 == UNITS:
+            _fetch_window(raw, 0, source, slot, tile, warp, lane)
+    elif counts[slot, 1] > 0:
+        _fetch_main(raw, unit, source, slot, tile - window_tiles, warp, lane)
+
+
+def _place(item, groups):
+    """Row and first head of what a block takes at once."""
+    of_row, item = T.cast(groups, "uint32"), T.cast(item, "uint32")
+    return T.cast(item // of_row, "int32"), T.cast(item % of_row, "int32") * HEADS
+
+
+def _permuted(low, high, selector):
+    """Bytes of a word: digit i of the selector names one of eight, those of `low` first."""
+    return T.call_extern("uint32", "__byte_perm", low, high, T.cast(selector, "uint32"))
+
+
+@T.macro
+def _unpack_window(raw, unit, scratch, keys, buffer, warp, lane):
+    """Writes what `_fetch_window` loaded to a tile, as bfloat16.
+
+    Of a lane's two runs of 8 channels every other four lanes write the second first: no bank is met twice.
+    """
     words, scales = raw
     pairs, factor_bits = scratch
-    keys, window_blocks, has_main = target
     pair_values = T.view(pairs, (8,), "bfloat16")
     factors = T.view(factor_bits, (4,), "bfloat16")
-    sign = T.uint32(0x80008000)
-    if block < window_blocks:
-        mask = T.uint32(0x07F007F0)
-        for k in T.unroll(UNIT):
-            factor_bits[0] = (T.min(scales[k], T.uint32(141)) + T.uint32(113)) * T.uint32(0x00800080)
-            factor_bits[1] = T.if_then_else(
-                scales[k] == T.uint32(255),
-                T.uint32(NAN_PAIR),
-                (T.max(scales[k], T.uint32(141)) - T.uint32(14)) * T.uint32(0x00800080),
-            )
-            for part in T.unroll(2):
-                for p in T.unroll(2):
-                    low, high = words[k, 2 * part], words[k, 2 * part + 1]
-                    both = T.if_then_else(
-                        p == 0,
-                        (low & T.uint32(0xFFFF)) | (high << T.uint32(16)),
-                        (low >> T.uint32(16)) | (high & T.uint32(0xFFFF0000)),
-                    )
-                    pairs[2 * p] = ((both << T.uint32(4)) & mask) | ((both << T.uint32(8)) & sign)
-                    pairs[2 * p + 1] = ((both >> T.uint32(4)) & mask) | (both & sign)
-                for v in T.vectorized(8):
-                    pair_values[v] = pair_values[v] * factors[0]
-                for v in T.vectorized(8):
-                    keys[block % 2, key + k, _chunk(lane * 2 + part) * 8 + v] = pair_values[v] * factors[2]
-    elif has_main:
-        mask = T.uint32(0x01C001C0)
-        for k in T.unroll(UNIT):
-            factor_bits[0] = T.if_then_else(
-                scales[k] == T.uint32(127), T.uint32(NAN_PAIR), scales[k] * T.uint32(0x00100010)
-            )
-            for v in T.vectorized(2):
-                factors[v] = factors[v] * T.cast(2.0**120, "bfloat16")
-            for v in T.vectorized(2):
-                factors[v] = factors[v] * T.cast(2.0**119, "bfloat16")
-            for part in T.unroll(2):
-                word = words[k, part]
-                pairs[0] = ((word << T.uint32(6)) & mask) | ((word << T.uint32(12)) & sign)
-                pairs[1] = ((word << T.uint32(2)) & mask) | ((word << T.uint32(8)) & sign)
-                pairs[2] = ((word >> T.uint32(2)) & mask) | ((word << T.uint32(4)) & sign)
-                pairs[3] = ((word >> T.uint32(6)) & mask) | (word & sign)
-                for v in T.vectorized(8):
-                    keys[block % 2, key + k, _chunk(lane * 2 + part) * 8 + v] = pair_values[v] * factors[0]
-
-
-@T.macro
-def _load_queries(lines, q, row, head, heads, tx):
-    for j in T.unroll(LINES):
-        for v in T.vectorized(8):
-            lines[j, v] = T.if_then_else(
-                head + (j * THREADS + tx) // (WIDTH // 8) < heads,
-                q[row, head + (j * THREADS + tx) // (WIDTH // 8), (j * THREADS + tx) % (WIDTH // 8) * 8 + v],
-                T.cast(0.0, "bfloat16"),
-            )
-
-
-@T.macro
-def _place_queries(lines, swapped, queries, tx):
-    for j in T.unroll(LINES):
-        for v in T.unroll(8):
-            swapped[v] = lines[j, v // 2 + v % 2 * 4]
-        chunk = _chunk((j * THREADS + tx) % (WIDTH // 8))
-        for v in T.vectorized(8):
-            queries[(j * THREADS + tx) // (WIDTH // 8), chunk * 8 + v] = swapped[v]
-
-
-@T.macro
-def _store_result(result, lines, swapped, out, row, head, heads, tx):
-    for j in T.unroll(LINES):
-        chunk = _chunk((j * THREADS + tx) % (WIDTH // 8))
-        for v in T.vectorized(8):
-            swapped[v] = result[(j * THREADS + tx) // (WIDTH // 8), chunk * 8 + v]
-        for v in T.unroll(8):
-            lines[j, v // 2 + v % 2 * 4] = swapped[v]
-        number = head + (j * THREADS + tx) // (WIDTH // 8)
-        if number < heads:
+    sign, mask = T.uint32(0x80008000), T.uint32(0x07F007F0)
+    swap = lane // 4 % 2
+    for k in T.unroll(UNIT):
+        four = T.shfl_sync(scales[unit], k * 4 + lane // 8)
+        scale = _permuted(four, T.uint32(0), 0x4440 | T.cast(lane // 2 % 4, "uint32"))
+        factor_bits[0] = (T.min(scale, T.uint32(141)) + T.uint32(113)) * T.uint32(0x00800080)
+        factor_bits[1] = T.if_then_else(
+            T.cast(scale, "int32") == 255,
+            T.uint32(NAN_PAIR),
+            (T.max(scale, T.uint32(141)) - T.uint32(14)) * T.uint32(0x00800080),
+        )
+        for part in T.unroll(2):
+            for half in T.unroll(2):
+                word = T.if_then_else(swap == part, words[k * 4 + half], words[k * 4 + 2 + half])
+                low = _permuted(word, T.uint32(0), 0x1404)
+                high = _permuted(word, T.uint32(0), 0x3424)
+                pairs[2 * half] = (low & sign) | ((low >> T.uint32(4)) & mask)
+                pairs[2 * half + 1] = (high & sign) | ((high >> T.uint32(4)) & mask)
+            for p in T.unroll(4):
+                for v in T.vectorized(2):
+                    pair_values[2 * p + v] = pair_values[2 * p + v] * factors[v]
+                for v in T.vectorized(2):
+                    pair_values[2 * p + v] = pair_values[2 * p + v] * factors[2 + v]
+            key = (unit * UNIT + k) * WARPS + warp
             for v in T.vectorized(8):
-                out[row, number, (j * THREADS + tx) % (WIDTH // 8) * 8 + v] = lines[j, v]
+                keys[buffer, key, (lane * 2 + (part ^ swap)) * 8 + v] = pair_values[v]
 
 
 @T.macro
-def _weigh(logits, rows, weights, shrinks, changed, slot, first, count, scale):
-    """Weights of a block's keys, of which the first `count` are real; keeps the rows' peaks and totals."""
-    peak, last_peak, shrink, total, block_total = rows
+def _unpack_main(raw, unit, scratch, keys, buffer, warp, lane):
+    """Writes what `_fetch_main` loaded to a tile; otherwise as `_unpack_window`."""
+    words, scales = raw
+    pairs, factor_bits = scratch
+    pair_values = T.view(pairs, (8,), "bfloat16")
+    factors = T.view(factor_bits, (4,), "bfloat16")
+    sign, mask = T.uint32(0x80008000), T.uint32(0x01C001C0)
+    swap = lane // 4 % 2
+    for k in T.unroll(UNIT):
+        four = T.shfl_sync(scales[unit], k * 8 + lane // 4)
+        scale = _permuted(four, T.uint32(0), 0x4440 | T.cast(lane % 4, "uint32"))
+        factor_bits[0] = T.if_then_else(
+            T.cast(scale, "int32") == 127, T.uint32(NAN_PAIR), scale * T.uint32(0x00100010)
+        )
+        for v in T.vectorized(2):
+            factors[v] = factors[v] * T.cast(2.0**120, "bfloat16")
+        for v in T.vectorized(2):
+            factors[v] = factors[v] * T.cast(2.0**119, "bfloat16")
+        first = (unit * UNIT + k) * 2
+        for part in T.unroll(2):
+            odd = T.if_then_else(swap == part, words[first], words[first + 1])
+            even = odd << T.uint32(4)
+            # Each nibble at the upper end of both bytes of a half.
+            for p, selector in enumerate((0x4400, 0x5511, 0x6622, 0x7733)):
+                both = _permuted(even, odd, selector)
+                pairs[p] = (both & sign) | ((both << T.uint32(2)) & mask)
+            for p in T.unroll(4):
+                for v in T.vectorized(2):
+                    pair_values[2 * p + v] = pair_values[2 * p + v] * factors[v]
+            key = (unit * UNIT + k) * WARPS + warp
+            for v in T.vectorized(8):
+                keys[buffer, key, (lane * 2 + (part ^ swap)) * 8 + v] = pair_values[v]
+
+
+@T.macro
+def _advance(raw, scratch, source, keys, counts, plan, buffer, has_next, warp, lane):
+    """Unpacks a tile of a list, whose first records were fetched before, and fetches those of another.
+
+    A row without keys has one tile, of zeros.
+    """
+    slot, tile, next_slot, next_tile = plan[0], plan[1], plan[2], plan[3]
+    if tile < T.ceildiv(counts[slot, 0], KEYS):
+        for unit in T.unroll(UNITS):
+            _unpack_window(raw, unit, scratch, keys, buffer, warp, lane)
+            if unit + 1 < UNITS:
+                _fetch_window(raw, unit + 1, source, slot, tile, warp, lane)
+        if has_next:
+            for unit in T.unroll(UNITS):
+                _fetch(raw, unit, source, counts, next_slot, next_tile, warp, lane)
+    elif counts[slot, 1] > 0:
+        for unit in T.unroll(UNITS):
+            _unpack_main(raw, unit, scratch, keys, buffer, warp, lane)
+            if has_next:
+                _fetch(raw, unit, source, counts, next_slot, next_tile, warp, lane)
+    else:
+        for k in T.unroll(KEYS // WARPS):
+            for part in T.unroll(2):
+                for v in T.vectorized(8):
+                    keys[buffer, k * WARPS + warp, (lane * 2 + part) * 8 + v] = T.cast(0.0, "bfloat16")
+        if has_next:
+            for unit in T.unroll(UNITS):
+                _fetch(raw, unit, source, counts, next_slot, next_tile, warp, lane)
+
+
+@T.macro
+def _find_peaks(logits, rows, shrinks, changed, slot, first, count, scale):
+    """Masks what is beyond the first `count` keys, and raises the rows' peaks where a tile asks for it."""
+    peak, last_peak, shrink = rows
     T.copy(peak, last_peak)
     if first + KEYS > count:
         for i, j in T.Parallel(HEADS, KEYS):
@@ -211,25 +278,92 @@ def _weigh(logits, rows, weights, shrinks, changed, slot, first, count, scale):
         shrink[i] = T.exp2((last_peak[i] - peak[i]) * scale)
         if peak[i] > last_peak[i]:
             changed[slot] = 1
-    for i, j in T.Parallel(HEADS, KEYS):
-        logits[i, j] = T.exp2(logits[i, j] * scale - peak[i] * scale)
-    T.reduce_sum(logits, block_total, dim=1)
-    for i in T.Parallel(HEADS):
-        total[i] = total[i] * shrink[i] + block_total[i]
-    T.copy(logits, weights)
     T.copy(shrink, shrinks)
 
 
+@T.macro
+def _weigh(logits, peak, weights, part, scale):
+    """Weights of half of a tile's keys."""
+    for i, j in T.Parallel(HEADS, KEYS // 2):
+        logits[i, part * (KEYS // 2) + j] = T.exp2(
+            logits[i, part * (KEYS // 2) + j] * scale - peak[i] * scale
+        )
+    T.copy(logits[:, part * (KEYS // 2) : (part + 1) * (KEYS // 2)], weights[part, :, :])
+    T.fence_proxy_async()
+
+
+@T.macro
+def _rescale(values, accumulated, factors, shrinks, side, in_tensor_memory):
+    """Sums of earlier tiles, now that a peak has moved."""
+    T.copy(shrinks, factors)
+    for h in (0, 1):
+        if in_tensor_memory:
+            T.copy(accumulated[h], values[h])
+        for i, j in T.Parallel(HEADS, QUARTER):
+            values[h][i, j] = values[h][i, j] * factors[i]
+        if in_tensor_memory:
+            T.copy(values[h], accumulated[h])
+    if in_tensor_memory:
+        T.sync_threads(COPIED + side, GROUP)
+
+
+@T.macro
+def _add(values, accumulated, added, weights, keys, slot, side, part, clear, in_tensor_memory):
+    """Starts to add the weighted values of half of a tile's keys to half of the channels."""
+    for h in (0, 1):
+        if in_tensor_memory:
+            T.gemm(
+                weights[part, :, :],
+                keys[
+                    slot,
+                    part * (KEYS // 2) : (part + 1) * (KEYS // 2),
+                    side * 2 * QUARTER + h * QUARTER : side * 2 * QUARTER + h * QUARTER + QUARTER,
+                ],
+                accumulated[h],
+                clear_accum=clear,
+                mbar=added[part * 2 + h],
+                annotations={PHASE: slot},
+            )
+        else:
+            T.gemm(
+                weights[part, :, :],
+                keys[
+                    slot,
+                    part * (KEYS // 2) : (part + 1) * (KEYS // 2),
+                    side * 2 * QUARTER + h * QUARTER : side * 2 * QUARTER + h * QUARTER + QUARTER,
+                ],
+                values[h],
+                annotations=ASYNC,
+            )
+
+
+@T.macro
+def _finish(values, accumulated, factors, inverses, keys, slot, side, in_tensor_memory):
+    """Half of the channels, divided by the sums of weights, to the last tile's memory."""
+    T.copy(inverses, factors)
+    for h in (0, 1):
+        if in_tensor_memory:
+            T.copy(accumulated[h], values[h])
+        for i, j in T.Parallel(HEADS, QUARTER):
+            values[h][i, j] = values[h][i, j] * factors[i]
+        T.copy(
+            values[h],
+            keys[slot, :, side * 2 * QUARTER + h * QUARTER : side * 2 * QUARTER + h * QUARTER + QUARTER],
+        )
+    T.fence_proxy_async()
+
+
 @cuda_kernel(
-    builds=lambda model: [{"has_main": has_main} for has_main in (False, True)],
+    builds=lambda model: [{}],
     pass_configs={
         "tl.disable_thread_storage_sync": True,
         "tl.disable_safe_memory_legalize": True,
+        "tl.disable_warp_specialized": True,
         "tl.enable_fast_math": True,
     },
     uses_tensor_cores=True,
 )
-def kernel(has_main: bool, arch: str):
+def kernel(arch: str):
     n, heads, window_width, main_width = (T.dynamic(x) for x in ("n", "heads", "window_width", "main_width"))
     window_rows, main_rows = T.dynamic("window_rows"), T.dynamic("main_rows")
     in_tensor_memory = arch == "sm_100a"
@@ -238,10 +372,8 @@ def kernel(has_main: bool, arch: str):
     def sparse_attention(
         q: T.Tensor((n, heads, WIDTH), "bfloat16"),
         window_words: T.Tensor((window_rows, WINDOW_BYTES // 4), "uint32"),
-        window_bytes: T.Tensor((window_rows, WINDOW_BYTES), "uint8"),
         window_index: T.Tensor((n, window_width), "int32"),
         main_words: T.Tensor((main_rows, MAIN_BYTES // 4), "uint32"),
-        main_bytes: T.Tensor((main_rows, MAIN_BYTES), "uint8"),
         main_index: T.Tensor((n, main_width), "int32"),
         sink: T.Tensor((heads,), "float32"),
         out: T.Tensor((n, heads, WIDTH), "bfloat16"),
@@ -250,156 +382,262 @@ def kernel(has_main: bool, arch: str):
         window_stride: T.int32,
         main_records: T.int32,
         main_stride: T.int32,
+        blocks: T.int32,
     ):
-        with T.Kernel(n, T.ceildiv(heads, HEADS), threads=THREADS) as (row, group):
+        with T.Kernel(blocks, threads=THREADS) as block:
             tx = T.get_thread_binding()
-            warp, lane = tx // LANES, tx % LANES
             queries = T.alloc_shared((HEADS, WIDTH), "bfloat16")
             keys = T.alloc_shared((2, KEYS, WIDTH), "bfloat16")
-            weights = T.alloc_shared((HEADS, KEYS), "bfloat16")
+            weights = T.alloc_shared((2, HEADS, KEYS // 2), "bfloat16")
             shrinks = T.alloc_shared((HEADS,), "float32")
-            changed = T.alloc_shared((2,), "int32")  # whether a peak has moved; of blocks in turn
-            listed = T.alloc_shared((2 * MAX_KEYS,), "int32")
+            inverses = T.alloc_shared((HEADS,), "float32")
+            changed = T.alloc_shared((2,), "int32")  # whether a peak has moved; of tiles in turn
+            listed = T.alloc_shared((2, 2, MAX_KEYS), "int32")  # of rows in turn: the window, the others
+            counts = T.alloc_shared((2, 2), "int32")  # of what is listed
             totals = T.alloc_shared((2, PER_THREAD * WARPS), "int32")
-            window_numbers = T.alloc_local((PER_THREAD,), "int32")
-            main_numbers = T.alloc_local((PER_THREAD,), "int32")
-            num_window = T.alloc_local((1,), "int32")
-            num_main = T.alloc_local((1,), "int32")
-            lines = T.alloc_local((LINES, 8), "bfloat16")
-            swapped = T.alloc_local((8,), "bfloat16")
-            raw0 = T.alloc_local((UNIT, 4), "uint32"), T.alloc_local((UNIT,), "uint32")
-            raw1 = T.alloc_local((UNIT, 4), "uint32"), T.alloc_local((UNIT,), "uint32")
-            raw2 = T.alloc_local((UNIT, 4), "uint32"), T.alloc_local((UNIT,), "uint32")
-            scratch = T.alloc_local((4,), "uint32"), T.alloc_local((2,), "uint32")
+            step = T.alloc_local((1,), "int32")  # tiles so far
             logits = T.alloc_fragment((HEADS, KEYS), "float32")
-            values = T.alloc_fragment((HEADS, WIDTH), "float32")
-            factors = T.alloc_fragment((HEADS,), "float32")
+            # In two: an instruction's registers must fit into those that a thread is launched with.
+            left = (
+                T.alloc_fragment((HEADS, QUARTER), "float32"),
+                T.alloc_fragment((HEADS, QUARTER), "float32"),
+            )
+            right = (
+                T.alloc_fragment((HEADS, QUARTER), "float32"),
+                T.alloc_fragment((HEADS, QUARTER), "float32"),
+            )
+            left_factors = T.alloc_fragment((HEADS,), "float32")
+            right_factors = T.alloc_fragment((HEADS,), "float32")
             peak = T.alloc_fragment((HEADS,), "float32")
             last_peak = T.alloc_fragment((HEADS,), "float32")
             shrink = T.alloc_fragment((HEADS,), "float32")
             total = T.alloc_fragment((HEADS,), "float32")
-            block_total = T.alloc_fragment((HEADS,), "float32")
-            rows = peak, last_peak, shrink, total, block_total
+            tile_total = T.alloc_fragment((HEADS,), "float32")
+            rows = peak, last_peak, shrink
+            left_sums, right_sums, left_added, right_added = (None, None), (None, None), None, None
             if in_tensor_memory:
                 products = T.alloc_tmem((HEADS, KEYS), "float32")
-                accumulated = T.alloc_tmem((HEADS, WIDTH), "float32")
-                multiplied = T.alloc_barrier(1)
-                added = T.alloc_barrier(1)
-
-            _load_index(window_numbers, window_index, row, window_width, tx)
-            if has_main:
-                _load_index(main_numbers, main_index, row, main_width, tx)
-            _load_queries(lines, q, row, group * HEADS, heads, tx)
-            _list_records(
-                window_numbers, window_width, window_records, window_stride, listed, 0, totals, num_window, tx
-            )
-            num_main[0] = 0
-            factor = scale * (SHRUNK * LOG2_E)
-            if has_main:
-                _list_records(
-                    main_numbers, main_width, main_records, main_stride, listed, 1, totals, num_main, tx
+                left_sums = (
+                    T.alloc_tmem((HEADS, QUARTER), "float32"),
+                    T.alloc_tmem((HEADS, QUARTER), "float32"),
                 )
-            T.sync_threads()
-            window_blocks = T.ceildiv(num_window[0], KEYS)
-            num_blocks = window_blocks + T.ceildiv(num_main[0], KEYS)
-            source = window_words, window_bytes, main_words, main_bytes, listed, window_blocks, has_main
-            target = keys, window_blocks, has_main
-            if num_blocks > 0:
-                _fetch(raw0, source, 0, warp * UNIT, lane)
-                _fetch(raw1, source, 0, (WARPS + warp) * UNIT, lane)
-            _place_queries(lines, swapped, queries, tx)
-            T.fill(values, 0.0)
+                right_sums = (
+                    T.alloc_tmem((HEADS, QUARTER), "float32"),
+                    T.alloc_tmem((HEADS, QUARTER), "float32"),
+                )
+                multiplied = T.alloc_barrier(1)
+                left_added = T.alloc_barrier(1), T.alloc_barrier(1), T.alloc_barrier(1), T.alloc_barrier(1)
+                right_added = T.alloc_barrier(1), T.alloc_barrier(1), T.alloc_barrier(1), T.alloc_barrier(1)
+            groups = T.ceildiv(heads, HEADS)
+            turns = T.cast(
+                T.cast(n * groups - block + blocks - 1, "uint32") // T.cast(blocks, "uint32"), "int32"
+            )
+            factor = scale * (SHRUNK * LOG2_E)
+            step[0] = 0
+
             if tx < GROUP:
-                T.fill(total, 0.0)
-                T.fill(peak, -1e30)
-            if tx == 0:
-                changed[0] = 0
-            if num_blocks > 0:
-                _unpack(raw0, scratch, target, 0, warp * UNIT, lane)
-                if num_blocks > 1:
-                    _fetch(raw0, source, 1, warp * UNIT, lane)
-                _unpack(raw1, scratch, target, 0, (WARPS + warp) * UNIT, lane)
-                if num_blocks > 1 and tx >= GROUP:
-                    _fetch(raw1, source, 1, warp * UNIT + PER_ROUND, lane)
-                    _fetch(raw2, source, 1, warp * UNIT + 2 * PER_ROUND, lane)
-            for block in T.serial(num_blocks):
-                T.fence_proxy_async()
-                T.sync_threads()
-                if tx < GROUP:
-                    if in_tensor_memory:
-                        T.gemm(
-                            queries,
-                            keys[block % 2, :, :],
-                            products,
-                            transpose_B=True,
-                            clear_accum=True,
-                            mbar=multiplied,
+                T.inc_max_nreg(REGISTERS[0])
+                first_row, first_head = _place(block, groups)
+                T.copy(q[first_row, first_head : first_head + HEADS, :], queries, prefer_instruction="tma")
+                T.sync_threads(STEP, THREADS)
+                for turn in T.serial(turns):
+                    head = _place(block + turn * blocks, groups)[1]
+                    num_window, num_main = counts[turn % 2, 0], counts[turn % 2, 1]
+                    window_tiles = T.ceildiv(num_window, KEYS)
+                    num_tiles = T.max(window_tiles + T.ceildiv(num_main, KEYS), 1)
+                    for h in (0, 1):
+                        T.fill(left[h], 0.0)
+                    T.fill(total, 0.0)
+                    T.fill(peak, -1e30)
+                    for tile in T.serial(num_tiles):
+                        parity = step[0] % 2
+                        if in_tensor_memory:
+                            T.gemm(
+                                queries,
+                                keys[parity, :, :],
+                                products,
+                                transpose_B=True,
+                                clear_accum=True,
+                                mbar=multiplied,
+                                annotations={PHASE: parity},
+                            )
+                            T.copy(products, logits)
+                        else:
+                            T.gemm(queries, keys[parity, :, :], logits, transpose_B=True, clear_accum=True)
+                        if tile + 1 == num_tiles and turn + 1 < turns:
+                            T.named_barrier_arrive(READ, GROUP + UNPACKERS)
+                        first = T.if_then_else(tile < window_tiles, tile, tile - window_tiles) * KEYS
+                        count = T.if_then_else(tile < window_tiles, num_window, num_main)
+                        _find_peaks(logits, rows, shrinks, changed, parity, first, count, factor)
+                        _weigh(logits, peak, weights, 0, factor)
+                        T.named_barrier_arrive(HALF_WEIGHED, MULTIPLIERS)
+                        _weigh(logits, peak, weights, 1, factor)
+                        T.sync_threads(WEIGHED, MULTIPLIERS)
+                        if tile > 0 and changed[parity] != 0:
+                            _rescale(left, left_sums, left_factors, shrinks, 0, in_tensor_memory)
+                        for part in (0, 1):
+                            _add(
+                                left,
+                                left_sums,
+                                left_added,
+                                weights,
+                                keys,
+                                parity,
+                                0,
+                                part,
+                                (tile == 0 if part == 0 else False),
+                                in_tensor_memory,
+                            )
+                        T.reduce_sum(logits, tile_total, dim=1)
+                        for i in T.Parallel(HEADS):
+                            total[i] = total[i] * shrink[i] + tile_total[i]
+                        if not in_tensor_memory:
+                            T.wait_wgmma(0)
+                        if tile + 1 == num_tiles:
+                            for i in T.Parallel(HEADS):
+                                if head + i < heads:
+                                    total[i] += T.exp2(sink[head + i] * LOG2_E - peak[i] * factor)
+                                total[i] = T.if_then_else(total[i] > 0, SHRUNK / total[i], 0.0)
+                            T.copy(total, inverses)
+                            T.sync_threads(WEIGHED, MULTIPLIERS)
+                            _finish(
+                                left, left_sums, left_factors, inverses, keys, parity, 0, in_tensor_memory
+                            )
+                        T.sync_threads(STEP, THREADS)
+                        step[0] += 1
+            elif tx < MULTIPLIERS:
+                T.inc_max_nreg(REGISTERS[1])
+                if tx == GROUP:
+                    changed[0] = 0
+                T.sync_threads(STEP, THREADS)
+                for turn in T.serial(turns):
+                    num_tiles = T.max(
+                        T.ceildiv(counts[turn % 2, 0], KEYS) + T.ceildiv(counts[turn % 2, 1], KEYS), 1
+                    )
+                    for h in (0, 1):
+                        T.fill(right[h], 0.0)
+                    for tile in T.serial(num_tiles):
+                        parity = step[0] % 2
+                        if tx == GROUP:
+                            changed[1 - parity] = 0
+                        T.sync_threads(HALF_WEIGHED, MULTIPLIERS)
+                        if tile > 0 and changed[parity] != 0:
+                            _rescale(right, right_sums, right_factors, shrinks, 1, in_tensor_memory)
+                        _add(
+                            right,
+                            right_sums,
+                            right_added,
+                            weights,
+                            keys,
+                            parity,
+                            1,
+                            0,
+                            tile == 0,
+                            in_tensor_memory,
                         )
-                    else:
-                        T.gemm(
-                            queries,
-                            keys[block % 2, :, :],
-                            logits,
-                            transpose_B=True,
-                            clear_accum=True,
-                            annotations=ASYNC,
+                        T.sync_threads(WEIGHED, MULTIPLIERS)
+                        _add(
+                            right,
+                            right_sums,
+                            right_added,
+                            weights,
+                            keys,
+                            parity,
+                            1,
+                            1,
+                            False,
+                            in_tensor_memory,
                         )
-                    if in_tensor_memory:
-                        T.copy(products, logits)
-                    else:
-                        T.wait_wgmma(0)
-                    first = T.if_then_else(block < window_blocks, block, block - window_blocks) * KEYS
-                    count = T.if_then_else(block < window_blocks, num_window[0], num_main[0])
-                    _weigh(logits, rows, weights, shrinks, changed, block % 2, first, count, factor)
-                else:
-                    if tx == GROUP:
-                        changed[(block + 1) % 2] = 0
-                    if block + 1 < num_blocks:
-                        _unpack(raw0, scratch, target, block + 1, warp * UNIT, lane)
-                        if block + 2 < num_blocks:
-                            _fetch(raw0, source, block + 2, warp * UNIT, lane)
-                        _unpack(raw1, scratch, target, block + 1, warp * UNIT + PER_ROUND, lane)
-                        if block + 2 < num_blocks:
-                            _fetch(raw1, source, block + 2, warp * UNIT + PER_ROUND, lane)
-                        _unpack(raw2, scratch, target, block + 1, warp * UNIT + 2 * PER_ROUND, lane)
-                        if block + 2 < num_blocks:
-                            _fetch(raw2, source, block + 2, warp * UNIT + 2 * PER_ROUND, lane)
-                T.fence_proxy_async()
-                T.sync_threads()
-                if block > 0 and changed[block % 2] != 0:
-                    if in_tensor_memory:
-                        T.copy(accumulated, values)
-                    T.copy(shrinks, factors)
-                    for i, j in T.Parallel(HEADS, WIDTH):
-                        values[i, j] = values[i, j] * factors[i]
-                    if in_tensor_memory:
-                        T.copy(values, accumulated)
-                        T.sync_threads()
-                if in_tensor_memory:
-                    T.gemm(weights, keys[block % 2, :, :], accumulated, clear_accum=block == 0, mbar=added)
-                else:
-                    T.gemm(weights, keys[block % 2, :, :], values, annotations=ASYNC)
-                if block + 1 < num_blocks and tx < GROUP:
-                    _unpack(raw0, scratch, target, block + 1, warp * UNIT, lane)
-                    if block + 2 < num_blocks:
-                        _fetch(raw0, source, block + 2, warp * UNIT, lane)
-                if not in_tensor_memory:
-                    T.wait_wgmma(0)
-            if in_tensor_memory and num_blocks > 0:
-                T.copy(accumulated, values)
-            if tx < GROUP:
-                for i in T.Parallel(HEADS):
-                    if group * HEADS + i < heads:
-                        total[i] += T.exp2(sink[group * HEADS + i] * LOG2_E - peak[i] * factor)
-                    total[i] = T.if_then_else(total[i] > 0, SHRUNK / total[i], 0.0)
-                T.copy(total, shrinks)
-            T.sync_threads()
-            T.copy(shrinks, factors)
-            for i, j in T.Parallel(HEADS, WIDTH):
-                values[i, j] = values[i, j] * factors[i]
-            T.copy(values, queries)
-            T.sync_threads()
-            _store_result(queries, lines, swapped, out, row, group * HEADS, heads, tx)
+                        if not in_tensor_memory:
+                            T.wait_wgmma(0)
+                        if tile + 1 == num_tiles:
+                            T.sync_threads(WEIGHED, MULTIPLIERS)
+                            _finish(
+                                right, right_sums, right_factors, inverses, keys, parity, 1, in_tensor_memory
+                            )
+                        T.sync_threads(STEP, THREADS)
+                        step[0] += 1
+            else:
+                T.dec_max_nreg(REGISTERS[2])
+                thread = tx - MULTIPLIERS
+                numbers = T.alloc_local((PER_THREAD,), "int32"), T.alloc_local((PER_THREAD,), "int32")
+                raw = T.alloc_local((UNIT * 4,), "uint32"), T.alloc_local((UNITS,), "uint32")
+                scratch = T.alloc_local((4,), "uint32"), T.alloc_local((2,), "uint32")
+                plan = T.alloc_local((4,), "int32")  # list and tile to unpack, list and tile to fetch
+                lead = T.alloc_local(
+                    (1,), "int32"
+                )  # the first row's tile 0 is unpacked before its first step
+                mine = T.alloc_local((1,), "int32")
+                found = T.alloc_local((1,), "int32")
+                place = T.alloc_local((1,), "int32")
+                lists = listed, totals, counts, found, place
+                indices = (
+                    window_index,
+                    (window_width, window_records, window_stride),
+                    main_index,
+                    (main_width, main_records, main_stride),
+                )
+                source = window_words, main_words, listed
+
+                if thread < 2:
+                    counts[1, thread] = 0
+                _list_row(numbers, indices, _place(block, groups)[0], lists, 0, thread)
+                step[0] = 1
+                lead[0] = 1
+                for turn in T.serial(turns):
+                    slot = turn % 2
+                    has_next = turn + 1 < turns
+                    num_tiles = T.max(T.ceildiv(counts[slot, 0], KEYS) + T.ceildiv(counts[slot, 1], KEYS), 1)
+                    for number in T.serial(num_tiles + lead[0]):
+                        tile = number - lead[0]
+                        other = (step[0] + 1) % 2
+                        if turn > 0 and tile == 0:
+                            row, head = _place(block + (turn - 1) * blocks, groups)
+                            T.copy(
+                                keys[other, :, :],
+                                out[row, head : head + HEADS, :],
+                                prefer_instruction="tma",
+                            )
+                            T.sync_threads(UNPACKING, UNPACKERS)
+                        if has_next and tile == T.if_then_else(num_tiles > 2, 1, 0):
+                            row, head = _place(block + (turn + 1) * blocks, groups)
+                            _list_row(numbers, indices, row, lists, 1 - slot, thread)
+                        # What follows from the thread's number is worked out anew for every tile: a shuffle
+                        # hides that it never changes, which would take more registers than there are.
+                        mine[0] = T.shfl_sync(thread, tx % LANES)
+                        warp, lane = mine[0] // LANES, mine[0] % LANES
+                        is_last = tile + 1 == num_tiles
+                        next_tiles = T.ceildiv(counts[1 - slot, 0], KEYS) + T.ceildiv(
+                            counts[1 - slot, 1], KEYS
+                        )
+                        is_beyond = tile + 2 >= num_tiles
+                        plan[0] = T.if_then_else(is_last, 1 - slot, slot)
+                        plan[1] = T.if_then_else(is_last, 0, tile + 1)
+                        plan[2] = T.if_then_else(is_beyond, 1 - slot, slot)
+                        plan[3] = T.if_then_else(is_beyond, tile + 2 - num_tiles, tile + 2)
+                        if has_next or not is_last:
+                            if tile < 0 or num_tiles == 1:
+                                for unit in T.unroll(UNITS):
+                                    _fetch(raw, unit, source, counts, plan[0], plan[1], warp, lane)
+                            is_there = not is_beyond or (has_next and plan[3] < next_tiles)
+                            _advance(raw, scratch, source, keys, counts, plan, other, is_there, warp, lane)
+                        if is_last and has_next:
+                            T.sync_threads(READ, GROUP + UNPACKERS)
+                            row, head = _place(block + (turn + 1) * blocks, groups)
+                            T.copy(
+                                q[row, head : head + HEADS, :],
+                                queries,
+                                prefer_instruction="tma",
+                                annotations={PHASE: turn % 2},
+                            )
+                        T.fence_proxy_async()
+                        T.sync_threads(STEP, THREADS)
+                        step[0] += 1
+                    lead[0] = 0
+                row, head = _place(block + (turns - 1) * blocks, groups)
+                T.copy(
+                    keys[(step[0] + 1) % 2, :, :], out[row, head : head + HEADS, :], prefer_instruction="tma"
+                )
 
     return sparse_attention
 
@@ -416,7 +654,9 @@ def _window_value(pool, record, channel):
     value = T.if_then_else((code & T.uint32(0x7F)) == T.uint32(0x7F), T.uint32(0x7FC00000), bits)
     power = T.if_then_else(scale == T.uint32(0), T.uint32(0x00400000), scale << T.uint32(23))
     return (
-        _float(value) * 2.0**120 * _float(T.if_then_else(scale == T.uint32(255), T.uint32(0x7FC00000), power))
+        _float(value)
+        * 2.0**120
+        * _float(T.if_then_else(T.cast(scale, "int32") == 255, T.uint32(0x7FC00000), power))
     )
 
 
@@ -583,9 +823,9 @@ def run(
         assert window.data_ptr() % 16 == 0 and main.data_ptr() % 16 == 0, (
             "records lie at multiples of 16 bytes"
         )
-        pools = window.view(torch.uint32), window, window_index, main.view(torch.uint32), main, main_index
-        program = kernel(has_main=main_index.shape[1] > 0)
-        program(q, *pools, sink, out, scale, *places)
+        pools = window.view(torch.uint32), window_index, main.view(torch.uint32), main_index
+        items = q.shape[0] * -(-q.shape[1] // HEADS)
+        kernel()(q, *pools, sink, out, scale, *places, min(items, num_sms(q.device)))
     else:
         formats = [str(x.dtype).removeprefix("torch.") for x in (q, window, main)]
         program = in_float32(query=formats[0], window=formats[1], main=formats[2])

@@ -150,6 +150,14 @@ inline float external__fdividef(float a, float b) { return a / b; }
 inline uint32_t external__umulhi(uint32_t a, uint32_t b) { return uint32_t(uint64_t(a) * b >> 32); }
 inline int32_t external__mulhi(int32_t a, int32_t b) { return int32_t(int64_t(a) * b >> 32); }
 inline uint64_t external__umul64hi(uint64_t a, uint64_t b) { return uint64_t((unsigned __int128)(a) * b >> 64); }
+// Bytes 0 to 3 of the result: those of b:a that the digits of the selector name. A digit above 7 copies a sign: unknown.
+inline uint32_t external__byte_perm(uint32_t a, uint32_t b, uint32_t selector) {
+    if ((selector & 0x8888) != 0) fail("selector of __byte_perm");
+    const uint64_t both = uint64_t(b) << 32 | a;
+    uint32_t result = 0;
+    for (int k = 0; k < 4; ++k) result |= uint32_t(both >> 8 * (selector >> 4 * k & 7) & 0xFF) << 8 * k;
+    return result;
+}
 inline int32_t external__popc(uint32_t a) { return __builtin_popcount(a); }
 inline int32_t external__popcll(uint64_t a) { return __builtin_popcountll(a); }
 inline int32_t external__clz(int32_t a) { return a == 0 ? 32 : __builtin_clz(uint32_t(a)); }

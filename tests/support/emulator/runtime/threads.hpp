@@ -14,6 +14,7 @@ namespace emulator {
 
 inline constexpr int WARP = 32;
 inline constexpr int MAX_THREADS = 1024;
+inline constexpr int NAMED_BARRIERS = 16;
 inline constexpr size_t STACK_BYTES = 1 << 18;
 
 enum class Waiting { NOT, WARP, GROUP, NAMED, BLOCK };
@@ -35,6 +36,7 @@ struct Block {
     std::function<void()> body;
     uint64_t exchange[MAX_THREADS];
     bool votes[MAX_THREADS];
+    int arrived[NAMED_BARRIERS];  // threads that came to a named barrier and went on
 };
 inline Block block;
 
@@ -77,6 +79,9 @@ inline void sync_named(int number, int count) {
     wait(Waiting::NAMED);
 }
 
+// Comes to barrier `number` without waiting there.
+inline void arrive_named(int number, int) { ++block.arrived[number]; }
+
 // The thread that carries out what threads from `first` on do together.
 inline bool is_leader(int first = 0) {
     for (int k = first; k < block.count; ++k) {
@@ -104,7 +109,8 @@ inline bool release_named(int number, int count) {
         const Fiber& fiber = block.fibers[k];
         here += !fiber.is_done && fiber.waiting == Waiting::NAMED && fiber.barrier == number;
     }
-    if (here != count) return false;
+    if (here + block.arrived[number] != count) return false;
+    block.arrived[number] = 0;
     for (int k = 0; k < block.count; ++k) {
         Fiber& fiber = block.fibers[k];
         if (fiber.waiting == Waiting::NAMED && fiber.barrier == number) fiber.waiting = Waiting::NOT;
@@ -150,6 +156,7 @@ inline bool release() {
 inline void run_block(int count, std::function<void()> body) {
     block.body = std::move(body);
     block.count = count;
+    std::fill(block.arrived, block.arrived + NAMED_BARRIERS, 0);
     block.has_failed = false;
     if (int(block.fibers.size()) < count) block.fibers.resize(count);
     for (int k = 0; k < count; ++k) {
