@@ -74,8 +74,9 @@ def test_one_result(expected, run):
 
 
 def test_chunks(expected):
-    with make(GRAPHS, max_num_batched_tokens=40) as llm:
+    with make(GRAPHS, max_num_batched_tokens=96) as llm:  # as many as a decode step has rows
         assert facts(generate(llm, *work())) == expected[0]
+        assert llm.get_stats().num_prefill_steps > 1
 
 
 def test_special_requests_wait_for_nothing_but_their_masks():
