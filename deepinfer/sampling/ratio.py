@@ -21,7 +21,7 @@ from deepinfer.sampling.inputs import SamplingInputs
 from deepinfer.sampling.verify import ratio_verify
 from deepinfer.utils.upload import upload
 
-# Scores that a verification holds at once as float64; more rows are tested in slices.
+# Scores that a verification on the CPU holds at once as float64; more rows are tested in slices.
 SLICE_BYTES = 64 << 20
 
 
@@ -78,10 +78,21 @@ class DraftScores:
             self._table = torch.empty(self._shape, device=self._device)
         self._table[self._rows[slots.long()], step] = scores
 
-    def take(self, slots: Tensor, places: Tensor) -> Tensor:
-        """[n, V] float32 scores of drafts `places` in `slots`, [n] each; a place beyond gives any scores."""
+    def find(self, slots: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+        """Where the scores of drafts `places` in `slots`, [n] each, are: no copy.
+
+        Returns:
+            [N, V] float32 scores, and [n] int64 rows of them; a place beyond gives any row.
+        """
         assert self._table is not None, "no drafts were kept"
-        return self._table[self._rows[slots.long()], places.clamp(max=self._shape[1] - 1).long()]
+        num_drafts = self._shape[1]
+        rows = self._rows[slots.long()] * num_drafts + places.clamp(max=num_drafts - 1)
+        return self._table.flatten(0, 1), rows
+
+    def take(self, slots: Tensor, places: Tensor) -> Tensor:
+        """[n, V] float32, a copy of what `find` finds."""
+        table, rows = self.find(slots, places)
+        return table[rows]
 
     def _grow(self, count: int) -> None:
         num_rows = self.num_rows
@@ -123,12 +134,11 @@ class RatioVerifier:
 
     def __call__(self, target: Tensor, rows: Tensor) -> Tensor:
         """[C, V] float32 scores of the rows `rows` [C] int64 -> [C] int64 tokens."""
-        size = max(1, SLICE_BYTES // (8 * target.shape[1]))
+        size = max(1, SLICE_BYTES // (8 * target.shape[1])) if target.device.type == "cpu" else len(target)
         inputs, tokens = self._inputs, []
         for scores, part in zip(target.split(size), rows.split(size)):
-            draft = self._scores.take(self._slots[part], self._places[part])
-            _, drawn = ratio_verify(
-                scores, draft, inputs.draft_ids[part], inputs.seeds[part], inputs.token_index[part]
-            )
+            draft, draft_rows = self._scores.find(self._slots[part], self._places[part])
+            own = inputs.draft_ids[part], inputs.seeds[part], inputs.token_index[part]
+            _, drawn = ratio_verify(scores, draft, *own, draft_rows)
             tokens.append(drawn)
         return torch.cat(tokens).long()

@@ -20,8 +20,10 @@ import torch
 from torch import Tensor
 
 from deepinfer.sampling.draw import gumbel_argmax
-from deepinfer.sampling.philox import Domain, pair_words, uniform
-from tilelang_ops.sampling import accept_drafts
+from deepinfer.sampling.philox import Domain
+from tilelang_ops.sampling import accept_drafts, verify_ratio
+from tilelang_ops.sampling.verify_ratio import reference
+from tilelang_ops.sampling.verify_ratio.op import Streams
 
 
 @dataclass(frozen=True)
@@ -112,61 +114,32 @@ def drafts_that_stand(token_ids: Tensor, draft_ids: Tensor, faults: Tensor) -> T
 
 
 def ratio_verify(
-    target: Tensor, draft: Tensor | None, draft_ids: Tensor, seeds: Tensor, token_index: Tensor
+    target: Tensor,
+    draft: Tensor | None,
+    draft_ids: Tensor,
+    seeds: Tensor,
+    token_index: Tensor,
+    draft_rows: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Tests drafts by the ratio of their probabilities and draws each row's token.
 
     All draws use streams of their own (`Domain.ACCEPT`, `RESIDUAL`, `FRESH`), independent of the one that the
-    drafts were drawn from (`Domain.DRAFT`). Probabilities are compared in float64.
+    drafts were drawn from (`Domain.DRAFT`). What it does exactly is in `tilelang_ops.sampling.verify_ratio`.
 
     Args:
         target: [R, V] float32 scores that the target samples from, after all transforms; -inf = impossible.
-        draft: [R, V] float32 scores that the drafts were really drawn from; rows without a draft are ignored.
-            A row without a finite sum (the drafter failed, and its token was no draw), or None for all, means
-            that the draft was certain.
+        draft: [N, V] float32 scores that the drafts were really drawn from. A row without a finite sum (the
+            drafter failed, and its token was no draw), or None for all, means that the draft was certain.
         draft_ids: [R] int32, -1 where the row tests none.
         seeds, token_index: [R] int64.
+        draft_rows: [R] int64, each row's row of `draft`, any where there is no draft; None: its own number.
 
     Returns:
         passed [R] bool, and token_ids [R] int32: the draft where it passed, a token from the residual where
         it was refused, and a fresh one where there was none.
     """
-    has_draft = draft_ids >= 0
-    drafts = draft_ids.clamp(min=0).long()[:, None]
-    p = target.double()
-    p_of_draft = (p.gather(-1, drafts) - p.logsumexp(-1, keepdim=True)).squeeze(-1)
-    if draft is None:
-        is_certain = torch.ones_like(has_draft)
-        q_of_draft = torch.zeros_like(p_of_draft)
-    else:
-        q = draft.double()
-        total = q.logsumexp(-1, keepdim=True)
-        is_certain = ~total.isfinite().squeeze(-1)
-        q_of_draft = torch.where(is_certain, 0.0, (q.gather(-1, drafts) - total).squeeze(-1))
-    coin = uniform(pair_words(seeds, token_index, torch.zeros_like(seeds), Domain.ACCEPT))
-    passed = has_draft & (q_of_draft > -torch.inf) & (p_of_draft > coin.log() + q_of_draft)
-
-    token_ids = draft_ids.clone()
-    refused = (has_draft & ~passed).nonzero().squeeze(-1)
-    if refused.shape[0]:
-        p_refused = torch.softmax(p[refused], -1)
-        q_refused = torch.zeros_like(p_refused).scatter_(-1, drafts[refused], 1.0)
-        if draft is not None:
-            q_refused = torch.where(is_certain[refused, None], q_refused, torch.softmax(q[refused], -1))
-        residual = (p_refused - q_refused).clamp_(min=0.0)
-        # A residual that vanishes (p equal to q up to rounding) is replaced by p, its limit.
-        is_empty = residual.sum(dim=-1, keepdim=True) == 0
-        scores = torch.where(is_empty, target[refused], residual.log().float())
-        _draw_into(token_ids, scores, refused, seeds, token_index, Domain.RESIDUAL)
-    fresh = (~has_draft).nonzero().squeeze(-1)
-    if fresh.shape[0]:
-        _draw_into(token_ids, target[fresh], fresh, seeds, token_index, Domain.FRESH)
-    return passed, token_ids
-
-
-def _draw_into(
-    token_ids: Tensor, scores: Tensor, rows: Tensor, seeds: Tensor, token_index: Tensor, domain: int
-) -> None:
-    """Draws the tokens of some rows, in place."""
-    drawn = gumbel_argmax(scores, seeds[rows], token_index[rows], domain)
-    token_ids[rows] = drawn.to(token_ids.dtype)
+    streams = Streams(int(Domain.ACCEPT), int(Domain.RESIDUAL), int(Domain.FRESH))
+    arguments = target, draft, draft_rows, draft_ids, seeds, token_index, streams
+    if target.device.type != "cpu":
+        return verify_ratio(*arguments)
+    return reference.run(*arguments, draw=gumbel_argmax)

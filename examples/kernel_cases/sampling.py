@@ -10,15 +10,20 @@ from tilelang_ops.sampling import (
     apply_token_bitmask,
     draw_tokens,
     gather_logprobs,
+    markov_step,
     sample_tokens,
     sum_smaller_probs,
     truncate_scores,
+    verify_ratio,
 )
 from tilelang_ops.sampling.draw_tokens import reference as draw_reference
 from tilelang_ops.sampling.gather_logprobs import reference as logprobs_reference
+from tilelang_ops.sampling.markov_step.op import Draw
 from tilelang_ops.sampling.sample_tokens import reference as sample_reference
 from tilelang_ops.sampling.sum_smaller_probs import reference as sum_reference
 from tilelang_ops.sampling.truncate_scores import reference as truncate_reference
+from tilelang_ops.sampling.verify_ratio import reference as ratio_reference
+from tilelang_ops.sampling.verify_ratio.op import Streams
 
 VOCAB = 129280
 CHECKED = 16  # rows compared with the reference, which is slow and large
@@ -39,6 +44,10 @@ def cases() -> list[Case]:
         _logprobs(256),
         _bitmask(256),
         _sum_smaller(256),
+        _verify_ratio(64, 5),
+        _markov(64, False, True),
+        _markov(64, True, False),
+        _markov(4, False, True),
     ]
 
 
@@ -188,4 +197,68 @@ def _sum_smaller(rows: int) -> Case:
         run=sum_smaller_probs,
         torch=sum_reference.run,
         check=lambda out, args: torch.testing.assert_close(out, sum_reference.run(*args), rtol=1e-5, atol=0),
+    )
+
+
+def _verify_ratio(seqs: int, drafts: int) -> Case:
+    rows = seqs * (drafts + 1)
+
+    def make(seed: int) -> tuple:
+        target = make_logits(rows, seed)
+        ids = torch.arange(rows, device="cuda")
+        is_last = ids % (drafts + 1) == drafts
+        draft_rows = torch.where(is_last, 0, ids - ids // (drafts + 1))
+        draft = target[~is_last] + 0.5 * torch.randn(seqs * drafts, VOCAB, device="cuda")
+        draft_ids = draw_tokens(draft, ids[: draft.shape[0]] + seed, ids[: draft.shape[0]], 4)
+        draft_ids = torch.where(is_last, -1, draft_ids[draft_rows])
+        return target, draft, draft_rows, draft_ids, *_streams(rows, seed), Streams(1, 2, 3)
+
+    def check(out: tuple[Tensor, Tensor], args: tuple) -> None:
+        first = tuple(a[:CHECKED] if i not in (1, 6) else a for i, a in enumerate(args))
+        for actual, expected in zip(out, ratio_reference.run(*first), strict=True):
+            assert torch.equal(actual[:CHECKED], expected)
+
+    return Case(
+        op="sampling.verify_ratio",
+        size=f"{seqs} sequences of {drafts} drafts, {VOCAB} tokens",
+        bytes=seqs * (2 * drafts + 1) * VOCAB * 4,
+        flops=0,
+        make=make,
+        run=verify_ratio,
+        torch=None,
+        check=check,
+    )
+
+
+def _markov(seqs: int, draws: bool, keeps_logits: bool) -> Case:
+    rank = 256
+
+    def make(seed: int) -> tuple:
+        generator = torch.Generator("cuda").manual_seed(seed)
+        embed = torch.randn(VOCAB, rank, generator=generator, device="cuda").bfloat16()
+        head = (0.1 * torch.randn(VOCAB, rank, generator=generator, device="cuda")).bfloat16()
+        tokens = torch.randint(0, VOCAB, (seqs,), generator=generator, device="cuda").int()
+        draw = Draw(_full(seqs, 1.0), *_streams(seqs, seed)) if draws else None
+        return make_logits(seqs, seed), tokens, embed, head, draw, keeps_logits
+
+    def in_torch(base: Tensor, tokens: Tensor, embed: Tensor, head: Tensor, *_: object) -> Tensor:
+        return base + embed[tokens.long()] @ head.t()
+
+    def check(out: tuple[Tensor, Tensor | None], args: tuple) -> None:
+        exact = in_torch(args[0], args[1], args[2].float(), args[3].float())
+        if draws:
+            best = draw_reference.run(exact, args[4].seeds, args[4].token_index, 0)
+            assert (best != out[0]).sum() <= 1  # sums are rounded: what is nearly equal may change places
+        if keeps_logits:
+            torch.testing.assert_close(out[1], exact, rtol=1e-4, atol=1e-4)
+
+    return Case(
+        op="sampling.markov_step",
+        size=f"{seqs} x {VOCAB}, rank {rank}, {'draw' if draws else 'logits'}",
+        bytes=VOCAB * (2 * rank + 8 * seqs),
+        flops=2 * seqs * VOCAB * rank,
+        make=make,
+        run=markov_step,
+        torch=in_torch,
+        check=check,
     )

@@ -17,6 +17,24 @@ EXACT = {"tl.device_compile_flags": ["-fmad=false"]}
 @T.macro
 def philox_words(words, group, seed, index, domain):
     """The words of token ids 4 * group ... 4 * group + 3 into words[0:4] (uint32); seed and index int64."""
+    _rounds(words, group, index, domain, lambda word, step: _round_key(seed, word, step))
+
+
+@T.macro
+def philox_words_by_keys(words, group, keys, index, domain):
+    """The same with the keys of the rounds, of `put_keys`."""
+    _rounds(words, group, index, domain, lambda word, step: keys[2 * step + word])
+
+
+@T.macro
+def put_keys(keys, seed, step):
+    """The keys of a round into keys[2 * step : 2 * step + 2]."""
+    for word in (0, 1):
+        keys[2 * step + word] = _round_key(seed, word, step)
+
+
+@T.macro
+def _rounds(words, group, index, domain, key_of):
     c0 = T.alloc_local((1,), "uint32")
     c1 = T.alloc_local((1,), "uint32")
     c2 = T.alloc_local((1,), "uint32")
@@ -25,14 +43,12 @@ def philox_words(words, group, seed, index, domain):
     c1[0] = T.cast(index, "uint32")
     c2[0] = T.cast(index >> 32, "uint32")
     c3[0] = T.cast(domain, "uint32")
-    k0 = T.cast(seed, "uint32")
-    k1 = T.cast(seed >> 32, "uint32")
     for step in T.unroll(ROUNDS):
         product0 = T.cast(c0[0], "uint64") * T.uint64(MULTIPLIERS[0])
         product1 = T.cast(c2[0], "uint64") * T.uint64(MULTIPLIERS[1])
-        c0[0] = T.cast(product1 >> T.uint64(32), "uint32") ^ c1[0] ^ (k0 + _key_step(0, step))
+        c0[0] = T.cast(product1 >> T.uint64(32), "uint32") ^ c1[0] ^ key_of(0, step)
         c1[0] = T.cast(product1, "uint32")
-        c2[0] = T.cast(product0 >> T.uint64(32), "uint32") ^ c3[0] ^ (k1 + _key_step(1, step))
+        c2[0] = T.cast(product0 >> T.uint64(32), "uint32") ^ c3[0] ^ key_of(1, step)
         c3[0] = T.cast(product0, "uint32")
     words[0] = c0[0]
     words[1] = c1[0]
@@ -40,8 +56,9 @@ def philox_words(words, group, seed, index, domain):
     words[3] = c3[0]
 
 
-def _key_step(word, step):
-    return T.uint32(KEY_STEPS[word]) * T.cast(step, "uint32")
+def _round_key(seed, word, step):
+    half = seed if word == 0 else seed >> 32
+    return T.cast(half, "uint32") + T.uint32(KEY_STEPS[word]) * T.cast(step, "uint32")
 
 
 @T.macro

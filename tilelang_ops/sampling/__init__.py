@@ -8,9 +8,11 @@ from tilelang_ops.sampling.confidence_head.op import confidence_head
 from tilelang_ops.sampling.draw_tokens.op import draw_tokens
 from tilelang_ops.sampling.gather_logprobs.op import gather_logprobs
 from tilelang_ops.sampling.keep_listed.op import keep_listed
+from tilelang_ops.sampling.markov_step.op import markov_step
 from tilelang_ops.sampling.sample_tokens.op import sample_tokens
 from tilelang_ops.sampling.sum_smaller_probs.op import sum_smaller_probs
 from tilelang_ops.sampling.truncate_scores.op import truncate_scores
+from tilelang_ops.sampling.verify_ratio.op import verify_ratio
 
 __all__ = [
     "accept_drafts",
@@ -21,7 +23,9 @@ __all__ = [
     "draw_tokens",
     "gather_logprobs",
     "keep_listed",
+    "markov_step",
     "sample_tokens",
     "sum_smaller_probs",
     "truncate_scores",
+    "verify_ratio",
 ]

@@ -28,7 +28,7 @@ from torch import Tensor
 from deepinfer.config import Arithmetic
 from deepinfer.layers.embedding import Embedding
 from deepinfer.layers.inputs import Inputs
-from deepinfer.layers.linear import Projection
+from deepinfer.layers.linear import DenseLinear, Projection
 from deepinfer.layers.norm import RMSNorm
 from deepinfer.layers.rotary import RotaryTable
 from deepinfer.layers.rows import take_rows
@@ -43,6 +43,7 @@ from deepinfer.runtime.batch import Batch
 from deepinfer.runtime.caches import Caches
 from deepinfer.utils.upload import upload
 from tilelang_ops.kv_index import ring_index
+from tilelang_ops.sampling import markov_step
 from tilelang_ops.step_inputs import draft_inputs
 
 
@@ -213,8 +214,7 @@ class Drafter:
         tokens, markov_rows = [anchors], []
         for step in range(num_drafts):
             markov_rows.append(self.markov_embed(tokens[-1]))
-            correction = self.markov_head(markov_rows[-1], self.arithmetic, torch.float32)
-            tokens.append(choose(step, correction.add_(logits[step])))
+            tokens.append(choose(step, self._corrected(logits[step], tokens[-1], markov_rows[-1])))
         states = torch.cat([hidden, torch.stack(markov_rows)], -1).flatten(0, 1)
         confidences = self.confidence(states, self.arithmetic, torch.float32).view(num_drafts, -1)
         return Proposal(torch.stack(tokens[1:], 1), confidences.t().contiguous())
@@ -248,6 +248,22 @@ class Drafter:
         """[..., hidden] from `run_block` -> float32 [..., vocab], without the Markov head's part."""
         rows = self.norm(hidden).flatten(0, -2)
         return self.head(rows, self.arithmetic, torch.float32).view(*hidden.shape[:-1], -1)
+
+    def _corrected(self, logits: Tensor, tokens: Tensor, markov_rows: Tensor) -> Tensor:
+        """[n, vocab] float32 logits of a draft, with the Markov head's part for the tokens before it.
+
+        Args:
+            logits: [n, vocab] float32 without it.
+            tokens: [n] int32.
+            markov_rows: [n, rank], those of the tokens.
+        """
+        head, embed = self.markov_head, self.markov_embed
+        if isinstance(head, DenseLinear) and head.num_parts == 1 and embed.weight.dtype == torch.bfloat16:
+            vocab, rank = head.weight.shape
+            if vocab % 4 == 0 and rank % 64 == 0:
+                _, corrected = markov_step(logits, tokens, embed.weight, head.weight, None, True)
+                return corrected
+        return head(markov_rows, self.arithmetic, torch.float32).add_(logits)
 
     def _ring(self, caches: Caches) -> int:
         """Records of a ring."""

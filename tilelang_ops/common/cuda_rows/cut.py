@@ -1,10 +1,29 @@
-"""The cut of a truncation: masses, a sorted list of the tokens in question, bisection where it overflows."""
+"""The cut of a row: where min-p, top-k and top-p end."""
 
 import tilelang.language as T
 
-from tilelang_ops.common.cuda_noise import keep
-from tilelang_ops.common.cuda_rows.draw import start_draw
-from tilelang_ops.common.cuda_rows.places import MAGIC, guess_places, place
+from tilelang_ops.common.cuda_noise import noise_near
+from tilelang_ops.common.cuda_rows.draw import start_draw, winner_bound, word_of
+from tilelang_ops.common.cuda_rows.lists import list_picked, pack_list, sort_list
+from tilelang_ops.common.cuda_rows.masses import (
+    add_masses,
+    add_near_masses,
+    finish_masses,
+    mass_of,
+    take_near,
+)
+from tilelang_ops.common.cuda_rows.places import (
+    MAGIC,
+    clear_counts,
+    count_group,
+    count_places,
+    find_rank,
+    guess_from_counts,
+    guess_from_sample,
+    place,
+    set_bound,
+    start_places,
+)
 from tilelang_ops.common.cuda_rows.row import (
     BINS,
     HIGH_PLACE,
@@ -12,10 +31,15 @@ from tilelang_ops.common.cuda_rows.row import (
     LIST_SIZE,
     LOW_PLACE,
     LOWEST,
+    QUEUE_SIZE,
     added,
+    is_nan,
+    larger,
     largest,
+    ordered,
     pack,
     packed_score,
+    packed_token,
     reduce_block,
     scan_block,
     smaller,
@@ -23,152 +47,198 @@ from tilelang_ops.common.cuda_rows.row import (
 )
 
 RETRY_PLACES = 4
-MASS_POLYNOMIAL = (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
+LOG2_E = 1.4426950408889634
+# Where `find_cut` takes its list from, in the order of attempts.
+LOOK, GUESS, COUNTED, WIDER, GIVEN, NOWHERE = range(6)
 
 
 @T.macro
-def mass_of(distance):
-    """floor(exp(distance) * 2^40) of a float32 <= 0 as int64: `exp_mass` of the reference, step by step."""
-    x = keep(T.max(distance, T.float32(-60.0)))
-    turned = keep(T.ieee_add(x * T.float32(1.44269504), T.float32(12582912.0)))
-    n = keep(T.ieee_sub(turned, T.float32(12582912.0)))
-    remainder = keep((x - n * T.float32(0.693359375)) + n * T.float32(2.12194440e-4))
-    p = T.alloc_local((1,), "float32")
-    p[0] = T.float32(1.9875691500e-4)
-    for coefficient in MASS_POLYNOMIAL:
-        p[0] = p[0] * remainder + T.float32(coefficient)
-    p[0] = p[0] * remainder * remainder + remainder + T.float32(1.0)
-    scale = (T.reinterpret(turned, "uint32") << T.uint32(23)) + T.uint32((127 + 40) << 23)
-    return keep(T.cast(p[0] * T.reinterpret(scale, "float32"), "int64"))
-
-
-@T.macro
-def sort_list(r, size):
-    """Sorts list[0 : size] in descending order, size a power of two."""
-    width = T.alloc_local((1,), "int32")
-    stride = T.alloc_local((1,), "int32")
-    at = T.alloc_local((1,), "int32")
-    width[0] = 2
-    while width[0] <= size:
-        stride[0] = width[0] // 2
-        while stride[0] > 0:
-            at[0] = r.thread
-            while at[0] < size // 2:
-                low = keep((at[0] // stride[0]) * (2 * stride[0]) + at[0] % stride[0])
-                high = keep(low + stride[0])
-                a = keep(r.list[low])
-                b = keep(r.list[high])
-                descends = (low // width[0]) % 2 == 0
-                if (descends and a < b) or (not descends and a > b):
-                    r.list[low] = b
-                    r.list[high] = a
-                at[0] = at[0] + r.num_threads
-            T.sync_threads()
-            stride[0] = stride[0] // 2
-        width[0] = width[0] * 2
-
-
-@T.macro
-def collect(r, base, group):
-    """Puts the tokens of the places in question on the list."""
+def bound_list(r, wanted):
+    """The bound of a list that shall hold `wanted` tokens: a rank in a sample. Sets places as well."""
+    start_places(r)
+    clear_counts(r)
     for j in T.unroll(4):
-        at = r.places[j]
-        is_inside = (at >= r.low[0] and at <= r.high[0]) or at == r.k_place[0]
-        if is_inside and r.scores[base + j] >= r.floor[0]:
-            slot = T.atomic_add(r.ints[LIST_SIZE], 1, return_prev=True)
-            if slot < r.capacity:
-                r.list[slot] = pack(r, r.scores[base + j], group * 4 + j)
+        r.scores[j] = r.raw[j] * r.scale[0]
+    count_group(r, 0)
+    T.sync_threads()
+    size = T.min(T.max(r.capacity * 3 // 16, wanted), r.capacity * 5 // 8)
+    find_rank(r, T.cast(size * (4 * r.num_threads) // r.vocab + 1, "int64"))
+    edge = (T.cast(r.ints[K_PLACE], "float32") - T.float32(0.5) - r.origin[0]) * r.width[0]
+    set_bound(r, T.min(edge / r.scale[0], r.raw_peak[0]), r.ints[K_PLACE] > 0)
 
 
 @T.macro
-def add_masses(r, base):
-    """Sums the masses of a group: above the places in question, and of all that count."""
+def list_above(r, base, group):
+    """Lists the tokens of a group above the bound."""
+    if largest(r.raw, base) >= r.bound_of_list[0]:
+        for j in T.unroll(4):
+            r.picks[j] = T.if_then_else(r.scores[base + j] > r.least_listed[0], 1, 0)
+        list_picked(r, base, group)
+
+
+@T.macro
+def _guess_group(r, base, group):
+    """Lists the tokens of a group between two bounds, and sums the masses above in float32."""
+    top = largest(r.raw, base)
+    if top >= r.bound_of_list[0]:
+        for j in T.unroll(4):
+            is_listed = r.scores[base + j] > r.least_listed[0] and r.scores[base + j] <= r.most_listed[0]
+            r.picks[j] = T.if_then_else(is_listed, 1, 0)
+        list_picked(r, base, group)
+        if top * r.scale[0] > r.most_listed[0]:
+            for j in T.unroll(4):
+                mass = T.exp2(T.ieee_fmaf(r.raw[base + j], r.slope[0], r.offset[0]))
+                r.near[j] = T.if_then_else(r.scores[base + j] > r.most_listed[0], mass, T.float32(0.0))
+            r.near_above[0] = r.near_above[0] + ((r.near[0] + r.near[1]) + (r.near[2] + r.near[3]))
+            if r.above is not None:
+                for j in T.unroll(4):
+                    if not r.scores[base + j] > r.most_listed[0]:
+                        r.scores[base + j] = -T.infinity("float32")
+                r.above(r, base, group)
+
+
+@T.macro
+def _list_by_guess(r):
+    """A walk for the list of a guess, whose masses add to those of `look`."""
+    _set_slope(r, r.peak[0])
+    r.near_above[0] = 0.0
+    start_draw(r)
+    T.sync_threads()
+    walk(r, _guess_group)
+    T.sync_threads()
+    reduce_block(r, r.near_above, added)
+    r.mass_above[0] = T.cast(r.near_above[0] * T.float32(2.0**40), "int64")
+
+
+@T.macro
+def _set_slope(r, reference):
+    """exp(score - reference) is 2^(logit * slope + offset)."""
+    r.slope[0] = r.scale[0] * T.float32(LOG2_E)
+    r.offset[0] = T.min(T.max(reference, T.float32(-1e38)), T.float32(1e38)) * T.float32(-LOG2_E)
+
+
+@T.macro
+def _look_group(r, base, group):
+    r.raw_peak[0] = T.max(r.raw_peak[0], largest(r.raw, base))
     for j in T.unroll(4):
-        if r.scores[base + j] >= r.floor[0] and r.places[j] >= r.k_place[0]:
-            mass = mass_of(r.scores[base + j] - r.peak[0])
-            r.mass_all[0] = r.mass_all[0] + mass
-            if r.places[j] > r.high[0]:
-                r.mass_above[0] = r.mass_above[0] + mass
+        r.near[j] = T.exp2(T.ieee_fmaf(r.raw[base + j], r.slope[0], r.offset[0]))
+    r.near_all[0] = r.near_all[0] + ((r.near[0] + r.near[1]) + (r.near[2] + r.near[3]))
+    list_above(r, base, group)
 
 
 @T.macro
-def add_near_masses(r, base):
-    """The same in float32."""
-    for j in T.unroll(4):
-        if r.scores[base + j] >= r.floor[0] and r.places[j] >= r.k_place[0]:
-            mass = keep(T.__exp(r.scores[base + j] - r.peak[0]))
-            r.near_all[0] = r.near_all[0] + mass
-            if r.places[j] > r.high[0]:
-                r.near_above[0] = r.near_above[0] + mass
+def look(r, log_min_p):
+    """The first walk of a truncated row: its largest score, its list, and r.floor.
 
-
-@T.macro
-def finish_masses(r):
-    """Masses of the whole row, after the walk; near ones are off by 2^-15 of all at most.
-
-    A thread's 2^8 terms cost as many roundings of 2^-24, and an exponential is as good as 2^-18.
+    log_min_p: float32, -inf where off.
     """
-    if r.is_exact[0] == 1:
-        reduce_block(r, r.mass_above, added)
-        reduce_block(r, r.mass_all, added)
-        r.doubt[0] = T.int64(0)
-    else:
-        reduce_block(r, r.near_above, added)
-        reduce_block(r, r.near_all, added)
-        r.mass_above[0] = T.cast(r.near_above[0] * T.float32(2.0**40), "int64")
-        r.mass_all[0] = T.cast(r.near_all[0] * T.float32(2.0**40), "int64")
-        # A comparison has a mass on both sides.
-        r.doubt[0] = T.cast(r.near_all[0] * T.float32(2.0**26), "int64") + T.int64(1)
+    bound_list(r, r.top_k[0] * 2)
+    _set_slope(r, r.reference[0])
+    r.most_listed[0] = T.infinity("float32")
+    r.raw_peak[0] = -T.infinity("float32")
+    r.near_all[0] = 0.0
+    walk(r, _look_group)
+    reduce_block(r, r.near_all, added)
+    reduce_block(r, r.raw_peak, larger)
+    r.is_broken[0] = is_nan(r.near_all[0])
+    r.peak[0] = r.raw_peak[0] * r.scale[0]
+    # From here on masses are relative to the largest score.
+    r.near_all[0] = r.near_all[0] * T.__exp(r.reference[0] - r.peak[0])
+    # They are of no use where the reference was far below the best.
+    r.is_near[0] = T.if_then_else(r.near_all[0] >= T.float32(0.5) and r.near_all[0] <= T.float32(MAGIC), 1, 0)
+    r.near_above[0] = 0.0
+    # Products with the slope are rounded apart from scores.
+    take_near(r, (T.abs(r.peak[0]) + T.abs(r.reference[0]) + T.float32(32.0)) * T.float32(2.0**-20))
+    r.floor[0] = T.max(r.peak[0] + log_min_p, T.float32(LOWEST))
+    r.stage[0] = LOOK
 
 
 @T.macro
-def read_list(r):
+def draw_from_list(r):
+    """Queues the tokens of the list that stay and may win."""
+    at = T.alloc_local((1,), "int32")
+    at[0] = r.thread
+    while r.is_found[0] == 1 and at[0] < r.ints[LIST_SIZE]:
+        key = r.list[at[0]]
+        if key >= r.cut[0]:
+            token = packed_token(r, key)
+            r.near[0] = noise_near(word_of(r, token))
+            r.near[0] = packed_score(r, key) + r.near[0]
+            if r.near[0] >= winner_bound(r):
+                T.atomic_max(r.bound[0], ordered(r.near[0]))
+                slot = T.atomic_add(r.ints[QUEUE_SIZE], 1, return_prev=True)
+                if slot < r.queue_capacity:
+                    r.queue[slot] = token
+        at[0] = at[0] + r.num_threads
+    if r.is_found[0] == 0:
+        # The cut came from `bisect_cut`: what the walks queued may have fallen out, so all is drawn anew.
+        T.sync_threads()
+        if r.thread == 0:
+            r.ints[QUEUE_SIZE] = r.queue_capacity + 1
+            r.bound[0] = ordered(-T.infinity("float32"))
+        T.sync_threads()
+
+
+@T.macro
+def _read_list(r):
     """The cut, if it lies in the list and the list is whole: sets r.is_found, r.cut and r.sure_cut.
 
     With near masses the cut keeps all that may stay.
     """
-    size = T.alloc_local((1,), "int32")
-    at = T.alloc_local((1,), "int32")
     own = T.alloc_local((1,), "int64")
     before = T.alloc_local((1,), "int64")
     total = T.alloc_local((1,), "int64")
     inner = T.alloc_local((1,), "int64")
     num_first = T.alloc_local((1,), "int64")  # of the list's tokens in the nucleus' places
-    count = r.ints[LIST_SIZE]
-    size[0] = r.num_threads
-    while size[0] < count:
-        size[0] = size[0] * 2
-    at[0] = count + r.thread
-    while at[0] < size[0]:
-        r.list[at[0]] = T.uint64(0)
-        at[0] = at[0] + r.num_threads
-    T.sync_threads()
-    sort_list(r, size[0])
-    per_thread = size[0] // r.num_threads
+    num_listed = T.alloc_local((1,), "int64")  # that pass min-p
+    num_above = T.alloc_local((1,), "int64")
+    num_between = T.alloc_local((1,), "int64")
+    whole = T.alloc_local((1,), "int64")
+    sure = T.alloc_local((1,), "uint64")
+    is_blind = T.alloc_local((1,), "int32")
+    pack_list(r)
+    sort_list(r)
+    per_thread = (r.ints[LIST_SIZE] + r.num_threads - 1) // r.num_threads
     first = r.thread * per_thread
     # Masses of the list: all, and those of the nucleus' places.
     own[0] = 0
     inner[0] = 0
     num_first[0] = 0
+    num_listed[0] = 0
     for i in T.serial(per_thread):
-        if first + i < count:
+        if first + i < r.ints[LIST_SIZE]:
             score = packed_score(r, r.list[first + i])
-            mass = mass_of(score - r.peak[0])
-            own[0] = own[0] + mass
-            if place(r, score) >= r.low[0]:
-                inner[0] = inner[0] + mass
-                num_first[0] = num_first[0] + T.int64(1)
+            if score >= r.floor[0]:
+                mass = mass_of(score - r.peak[0])
+                own[0] = own[0] + mass
+                num_listed[0] = num_listed[0] + T.int64(1)
+                if place(r, score) >= r.low[0]:
+                    inner[0] = inner[0] + mass
+                    num_first[0] = num_first[0] + T.int64(1)
     reduce_block(r, inner, added)
     reduce_block(r, num_first, added)
+    reduce_block(r, num_listed, added)
     scan_block(r, own, before, total)
+    count = T.cast(num_listed[0], "int32")
+    is_blind[0] = 0
+    if r.stage[0] == LOOK:
+        r.mass_top[0] = total[0]
+        is_all = r.floor[0] > r.least_listed[0]
+        if is_all or (r.top_k[0] > 0 and count >= r.top_k[0]):
+            # All that may stay is here.
+            r.mass_all[0] = total[0]
+            r.doubt[0] = 0
+            r.is_open[0] = 0
+        elif r.top_k[0] > 0 or r.top_p[0] >= T.float32(1.0) or r.floor[0] > T.float32(LOWEST):
+            # A sum of all masses says nothing.
+            is_blind[0] = 1
+        if count == 0:
+            is_blind[0] = 1
     # What lies between the nucleus' places and the k-th token's.
     mass_between = r.mass_all[0] - r.mass_above[0] - total[0]
-    num_above = T.alloc_local((1,), "int64")
-    num_between = T.alloc_local((1,), "int64")
     num_above[0] = 0
     num_between[0] = 0
-    if r.top_k[0] > 0:
-        own[0] = 0
+    if r.top_k[0] > 0 and r.stage[0] > GUESS:
         for i in T.serial(BINS // r.num_threads):
             at_place = T.cast(i * r.num_threads + r.thread, "float32") + T.float32(MAGIC)
             here = T.cast(r.counts[i * r.num_threads + r.thread], "int64")
@@ -179,16 +249,11 @@ def read_list(r):
         reduce_block(r, num_above, added)
         reduce_block(r, num_between, added)
     # The mass that top-p is a share of.
-    whole = T.alloc_local((1,), "int64")
     whole[0] = 0
     for i in T.serial(per_thread):
         if first + i < count:
-            rank = (
-                num_above[0]
-                + first
-                + i
-                + T.if_then_else(first + i >= num_first[0], num_between[0], T.int64(0))
-            )
+            is_second = first + i >= num_first[0]
+            rank = num_above[0] + first + i + T.if_then_else(is_second, num_between[0], T.int64(0))
             if r.top_k[0] <= 0 or rank < r.top_k[0]:
                 whole[0] = whole[0] + mass_of(packed_score(r, r.list[first + i]) - r.peak[0])
     reduce_block(r, whole, added)
@@ -197,7 +262,7 @@ def read_list(r):
     r.threshold[0] = T.cast(T.floor(share), "int64")
     # The last token that stays.
     r.cut[0] = ~T.uint64(0)
-    r.sure_cut[0] = ~T.uint64(0)
+    sure[0] = ~T.uint64(0)
     before[0] = before[0] + r.mass_above[0]
     for i in T.serial(per_thread):
         if first + i < count:
@@ -209,19 +274,19 @@ def read_list(r):
                 if r.top_p[0] >= T.float32(1.0) or ahead <= r.threshold[0] + r.doubt[0]:
                     r.cut[0] = T.min(r.cut[0], key)
                 if r.top_p[0] >= T.float32(1.0) or ahead <= r.threshold[0] - r.doubt[0]:
-                    r.sure_cut[0] = T.min(r.sure_cut[0], key)
+                    sure[0] = T.min(sure[0], key)
             before[0] = before[0] + mass_of(packed_score(r, key) - r.peak[0])
     reduce_block(r, r.cut, smaller)
-    reduce_block(r, r.sure_cut, smaller)
+    reduce_block(r, sure, smaller)
     if count == 0:
         r.cut[0] = T.uint64(0)
-        r.sure_cut[0] = T.uint64(0)
-    r.is_found[0] = 1
+        sure[0] = T.uint64(0)
+    r.sure_cut[0] = sure[0]
+    r.is_found[0] = 1 - is_blind[0]
     if r.top_p[0] < T.float32(1.0):
-        if r.mass_above[0] > r.threshold[0] - r.doubt[0]:
+        if r.mass_above[0] > T.int64(0) and r.mass_above[0] > r.threshold[0] - r.doubt[0]:
             r.is_found[0] = 0
-        bottom = T.max(r.k_place[0], T.max(place(r, r.floor[0]), T.float32(MAGIC)))
-        if r.low[0] > bottom and r.mass_above[0] + inner[0] <= r.threshold[0] + r.doubt[0]:
+        if r.is_open[0] == 1 and r.mass_above[0] + inner[0] <= r.threshold[0] + r.doubt[0]:
             r.is_found[0] = 0
 
 
@@ -274,58 +339,111 @@ def bisect_cut(r):
 
 
 @T.macro
-def find_cut(r, log_min_p, survey):
-    """The key of the last token that stays, in r.cut; r.floor is set as well.
-
-    Args:
-        log_min_p: float32, -inf where off.
-        survey: macro of walk 2: fills r.places and calls `add_masses` and `collect`, see `survey_group`.
-    """
-    attempt = T.alloc_local((1,), "int32")
-    r.floor[0] = T.max(r.peak[0] + log_min_p, T.float32(LOWEST))
-    r.cut[0] = T.uint64(0)
-    r.is_found[0] = 0
+def _set_places(r):
+    """From the guess in r.ints to the places of a survey."""
     bottom = T.cast(place(r, r.floor[0]) - T.float32(MAGIC), "int32")
-    guess_places(r, bottom)
-    attempt[0] = 0
-    while r.is_found[0] == 0 and attempt[0] < 2:
-        wider = T.float32(RETRY_PLACES) * T.cast(attempt[0], "float32")
-        lowest = T.if_then_else(r.top_k[0] > 0, T.max(r.ints[K_PLACE], bottom), bottom)
-        r.k_place[0] = T.if_then_else(
-            r.top_k[0] > 0, T.cast(r.ints[K_PLACE], "float32") + T.float32(MAGIC), T.float32(0.0)
+    wider = T.if_then_else(r.stage[0] == WIDER, T.float32(RETRY_PLACES), T.float32(0.0))
+    lowest = T.if_then_else(r.top_k[0] > 0, T.max(r.ints[K_PLACE], bottom), bottom)
+    r.k_place[0] = T.if_then_else(
+        r.top_k[0] > 0, T.cast(r.ints[K_PLACE], "float32") + T.float32(MAGIC), T.float32(-1.0)
+    )
+    if r.top_p[0] < T.float32(1.0):
+        r.high[0] = T.cast(T.max(r.ints[HIGH_PLACE], lowest), "float32") + wider + T.float32(MAGIC)
+        r.low[0] = T.cast(T.max(r.ints[LOW_PLACE], r.ints[K_PLACE]), "float32") - wider + T.float32(MAGIC)
+        r.low[0] = T.min(T.max(r.low[0], r.k_place[0]), r.high[0])
+    else:
+        r.high[0] = T.if_then_else(
+            r.top_k[0] > 0, T.cast(lowest, "float32") + T.float32(MAGIC), T.float32(0.0)
         )
-        if r.top_p[0] < T.float32(1.0):
-            r.high[0] = T.cast(T.max(r.ints[HIGH_PLACE], lowest), "float32") + wider + T.float32(MAGIC)
-            r.low[0] = T.cast(T.max(r.ints[LOW_PLACE], r.ints[K_PLACE]), "float32") - wider + T.float32(MAGIC)
-            r.low[0] = T.min(T.max(r.low[0], r.k_place[0]), r.high[0])
+        r.low[0] = r.high[0]
+
+
+@T.macro
+def _list_by_survey(r, survey):
+    """A walk for the list of the places that are set."""
+    T.sync_threads()
+    bottom = T.max(r.k_place[0], T.max(place(r, r.floor[0]), T.float32(MAGIC)))
+    r.is_open[0] = T.if_then_else(r.low[0] > bottom, 1, 0)
+    r.lowest[0] = T.if_then_else(r.top_k[0] > 0, T.min(r.low[0], r.k_place[0]), r.low[0])
+    r.mass_above[0] = 0
+    r.mass_all[0] = 0
+    r.near_above[0] = 0.0
+    r.near_all[0] = 0.0
+    T.sync_threads()
+    if r.thread == 0:
+        r.ints[LIST_SIZE] = 0
+    start_draw(r)
+    T.sync_threads()
+    walk(r, survey)
+    T.sync_threads()
+    finish_masses(r)
+
+
+@T.macro
+def find_cut(r, survey):
+    """The key of the last token that stays, in r.cut, after `look` or `narrow`.
+
+    survey: macro of a walk: fills r.places by `survey_group`, calls `collect`, and draws among the tokens
+    above the place r.high.
+    """
+    r.is_found[0] = 0
+    while r.is_found[0] == 0 and r.stage[0] != NOWHERE:
+        is_look = r.stage[0] == LOOK or (r.stage[0] == GUESS and r.top_p[0] < T.float32(1.0))
+        if is_look:
+            r.low[0] = 0.0
+            # No place is above.
+            r.high[0] = T.float32(MAGIC + BINS)
+            r.is_open[0] = 1
+            if r.stage[0] == LOOK:
+                start_draw(r)
+                T.sync_threads()
+            else:
+                guess_from_sample(r)
+                _list_by_guess(r)
         else:
-            r.high[0] = T.if_then_else(
-                r.top_k[0] > 0, T.cast(lowest, "float32") + T.float32(MAGIC), T.float32(0.0)
-            )
-            r.low[0] = r.high[0]
-        r.mass_above[0] = 0
-        r.mass_all[0] = 0
-        r.near_above[0] = 0.0
-        r.near_all[0] = 0.0
-        if r.thread == 0:
-            r.ints[LIST_SIZE] = 0
-        start_draw(r)
-        T.sync_threads()
-        walk(r, survey)
-        finish_masses(r)
-        if r.ints[LIST_SIZE] <= r.capacity:
-            read_list(r)
-            attempt[0] = attempt[0] + 1
-        else:
-            attempt[0] = 2
+            r.most_listed[0] = T.infinity("float32")
+            if r.stage[0] == COUNTED:
+                count_places(r)
+                guess_from_counts(r)
+            if r.stage[0] != GIVEN:
+                _set_places(r)
+            _list_by_survey(r, survey)
+        is_whole = r.ints[LIST_SIZE] <= r.capacity
+        is_near = r.stage[0] != LOOK or r.is_near[0] == 1
+        if is_whole and is_near:
+            _read_list(r)
+        if r.is_found[0] == 0:
+            # Sums of `look` are of all tokens: with top-k or min-p they are not what top-p is a share of.
+            may_guess = r.top_k[0] <= 0 and (r.top_p[0] >= T.float32(1.0) or r.floor[0] <= T.float32(LOWEST))
+            if r.stage[0] == LOOK and is_whole and is_near and may_guess:
+                r.stage[0] = GUESS
+            elif r.stage[0] == COUNTED and is_whole:
+                r.stage[0] = WIDER
+            elif r.stage[0] == COUNTED or r.stage[0] == WIDER:
+                r.stage[0] = NOWHERE
+            else:
+                r.stage[0] = COUNTED
     if r.is_found[0] == 0:
         bisect_cut(r)
         r.sure_cut[0] = r.cut[0]
 
 
 @T.macro
+def narrow(r):
+    """After `find_cut` with near masses: the next one sums integers, and lists what was in doubt."""
+    r.is_exact[0] = 1
+    r.low[0] = place(r, packed_score(r, r.cut[0]))
+    r.high[0] = T.float32(MAGIC + BINS - 1.0)
+    if r.sure_cut[0] != ~T.uint64(0):
+        r.high[0] = place(r, packed_score(r, r.sure_cut[0]))
+    if r.stage[0] <= GUESS:
+        r.k_place[0] = T.float32(-1.0)
+    r.stage[0] = GIVEN
+
+
+@T.macro
 def survey_group(r, base):
-    """Walk 2 of a group but for collecting and drawing: places, and masses where top-p needs them."""
+    """A survey's group but for collecting and drawing: places, and masses where top-p needs them."""
     for j in T.unroll(4):
         r.places[j] = place(r, r.scores[base + j])
     if r.top_p[0] < T.float32(1.0) and largest(r.scores, base) - r.peak[0] > T.float32(-28.0):
@@ -333,3 +451,11 @@ def survey_group(r, base):
             add_masses(r, base)
         else:
             add_near_masses(r, base)
+
+
+@T.macro
+def keep_above(r, base):
+    """Of a group's scores those of tokens that stay for certain, -inf for others; after `collect`."""
+    for j in T.unroll(4):
+        if not (r.scores[base + j] >= r.floor[0] and r.places[j] > r.high[0]):
+            r.scores[base + j] = -T.infinity("float32")

@@ -3,8 +3,10 @@
 import tilelang.language as T
 
 from tilelang_ops.common.cuda_noise import EXACT, keep
+from tilelang_ops.common.noise import ROUNDS
 
-BINS = 4096
+BINS = 4096  # places of a histogram
+BUCKETS = 2048  # of a sort
 # Options of programs made of these macros: they synchronise by themselves.
 OPTIONS = {**EXACT, "tl.disable_thread_storage_sync": True, "tl.disable_shared_memory_reuse": True}
 
@@ -14,13 +16,13 @@ LIST_SIZE, QUEUE_SIZE, K_PLACE, ABOVE_K, HIGH_PLACE, LOW_PLACE = range(6)
 
 
 class Row:
-    """A block's row: where its scores are, and the memory that the macros below share.
+    """A block's row: where its scores are, and the memory that the macros share.
 
     Args:
         logits: [n, vocab] float32, contiguous.
         row: the block's.
-        vocab, num_threads, capacity: compile-time; capacity of the list, a power of two.
-        unroll: groups of a thread that are loaded at once.
+        vocab, num_threads, capacity: compile-time; capacity of the list.
+        unroll: groups of a thread that are on their way at once.
         out: where a walk may write, None for nowhere.
     """
 
@@ -35,6 +37,8 @@ class Row:
         self.warps = tuple(range(1, num_threads // 32))
         self.counts = T.alloc_shared((BINS,), "int32")
         self.list = T.alloc_shared((max(1, capacity),), "uint64")
+        self.buckets = T.alloc_shared((BUCKETS,), "int32")
+        self.unsorted = T.alloc_shared((max(1, capacity),), "uint64")
         self.queue_capacity = max(1, min(capacity, 1024))
         self.queue = T.alloc_shared((self.queue_capacity,), "int32")
         self.ints = T.alloc_shared((8,), "int32")
@@ -43,37 +47,32 @@ class Row:
         self.scratch = {
             d: T.alloc_shared((32,), d) for d in ("float32", "float64", "int32", "int64", "uint64")
         }
-        # In shared memory, so that the keys of Philox's rounds are not held in registers during a walk.
-        self.seed, self.index = T.alloc_shared((1,), "int64"), T.alloc_shared((1,), "int64")
+        # In shared memory, so that they are not held in registers during a walk.
+        self.keys = T.alloc_shared((2 * ROUNDS,), "uint32")  # of Philox's rounds
+        self.index = T.alloc_shared((1,), "int64")
+        self.top_k = T.alloc_shared((1,), "int32")  # <= 0: off
+        self.top_p = T.alloc_shared((1,), "float32")  # >= 1: off
         self.domain = T.alloc_local((1,), "int32")
-        self.top_k = T.alloc_local((1,), "int32")  # <= 0: off
-        self.top_p = T.alloc_local((1,), "float32")  # >= 1: off
         self.scale = T.alloc_local((1,), "float32")
+        self.ahead = T.alloc_local((4 * unroll,), "float32")
         self.raw = T.alloc_local((4 * unroll,), "float32")
         self.scores = T.alloc_local((4 * unroll,), "float32")
-        self.places = T.alloc_local((4,), "float32")
         self.words = T.alloc_local((4,), "uint32")
         self.near = T.alloc_local((4,), "float32")
+        self.picks = T.alloc_local((4,), "int32")  # which tokens of a group `list_picked` lists: 1, others 0
         self.is_broken = T.alloc_local((1,), "int32")  # NaN in the row
         self.raw_peak = T.alloc_local((1,), "float32")
         self.peak = T.alloc_local((1,), "float32")  # largest score
+        self.reference = T.alloc_local((1,), "float32")  # largest of a sample
+        self.near_all = T.alloc_local((1,), "float32")  # masses of the row in float32
         self.floor = T.alloc_local((1,), "float32")  # scores from here on pass min-p
-        self.origin = T.alloc_local((1,), "float32")  # of places
-        self.unit = T.alloc_local((1,), "float32")  # places per unit of a score
-        self.low, self.high, self.k_place = (T.alloc_local((1,), "float32") for _ in range(3))
-        self.mass_above, self.mass_all = (T.alloc_local((1,), "int64") for _ in range(2))
-        self.near_above, self.near_all = (T.alloc_local((1,), "float32") for _ in range(2))
-        self.doubt = T.alloc_local((1,), "int64")  # bound of the error of comparisons of masses
-        self.is_exact = T.alloc_local((1,), "int32")  # whether walk 2 sums integers
-        self.sure_cut = T.alloc_local((1,), "uint64")  # of those that stay whatever the error
-        self.threshold = T.alloc_local((1,), "int64")
-        self.cut = T.alloc_local((1,), "uint64")
-        self.limit = T.alloc_local((1,), "uint64")  # of `bisect`
+        self.mass_all = T.alloc_local((1,), "int64")
+        self.threshold = T.alloc_shared((1,), "int64")
+        self.cut = T.alloc_local((1,), "uint64")  # key of the last token that stays
+        self.limit = T.alloc_local((1,), "uint64")
         self.best = T.alloc_local((1,), "uint64")
         self.count = T.alloc_local((1,), "int64")
         self.total = T.alloc_local((1,), "float64")
-        self.weighs = T.alloc_local((1,), "int32")  # what `bisect_cut` is at
-        self.is_found = T.alloc_local((1,), "int32")
 
 
 @T.macro
@@ -164,32 +163,45 @@ def scan_block(r, value, before, total):
 
 
 @T.macro
-def load_group(r, group, base):
-    """Logits of a group into raw[base : base + 4]; -inf behind the last token."""
+def load_group(r, group, base, buffer):
+    """Logits of a group into buffer[base : base + 4]; -inf behind the last token."""
     if r.vocab % 4 == 0:
         if group < r.groups:
             for j in T.vectorized(4):
-                r.raw[base + j] = r.logits[r.row, group * 4 + j]
+                buffer[base + j] = r.logits[r.row, group * 4 + j]
         else:
             for j in T.unroll(4):
-                r.raw[base + j] = -T.infinity("float32")
+                buffer[base + j] = -T.infinity("float32")
     else:
         for j in T.unroll(4):
-            r.raw[base + j] = -T.infinity("float32")
+            buffer[base + j] = -T.infinity("float32")
             if group * 4 + j < r.vocab:
-                r.raw[base + j] = r.logits[r.row, group * 4 + j]
+                buffer[base + j] = r.logits[r.row, group * 4 + j]
 
 
 @T.macro
 def walk(r, body):
     """Calls body(r, base, group) for every group of the row, its scores in r.scores[base : base + 4]."""
+    for u in T.unroll(r.unroll):
+        load_group(r, u * r.num_threads + r.thread, 4 * u, r.ahead)
     for step in T.serial(-(-r.groups // (r.unroll * r.num_threads))):
+        for j in T.unroll(4 * r.unroll):
+            r.raw[j] = r.ahead[j]
         for u in T.unroll(r.unroll):
-            load_group(r, (step * r.unroll + u) * r.num_threads + r.thread, 4 * u)
+            load_group(r, ((step + 1) * r.unroll + u) * r.num_threads + r.thread, 4 * u, r.ahead)
         for u in T.unroll(r.unroll):
             for j in T.unroll(4):
                 r.scores[4 * u + j] = r.raw[4 * u + j] * r.scale[0]
             body(r, 4 * u, (step * r.unroll + u) * r.num_threads + r.thread)
+
+
+@T.macro
+def load_sample(r, s):
+    """A group of a thread, all over the row of `s`, into s.raw; s.reference is the largest, but finite."""
+    load_group(s, (r.thread * r.groups) // r.num_threads, 0, s.raw)
+    s.reference[0] = largest(s.raw, 0)
+    reduce_block(r, s.reference, larger)
+    s.reference[0] = T.min(T.max(s.reference[0], T.float32(LOWEST)), T.float32(-LOWEST))
 
 
 def largest(buffer, base):
@@ -197,17 +209,31 @@ def largest(buffer, base):
     return T.max(T.max(buffer[base], buffer[base + 1]), T.max(buffer[base + 2], buffer[base + 3]))
 
 
+def is_nan(x):
+    """By its bits: the compiler takes x != x for false."""
+    return T.if_then_else((T.reinterpret(x, "int32") & 0x7FFFFFFF) > 0x7F800000, 1, 0)
+
+
+@T.macro
+def near_mass(buffer, base, reference):
+    """Sum of exp(score - reference) of four scores, float32; NaN where a score is NaN, and nowhere else."""
+    first = keep(T.__exp(buffer[base] - reference) + T.__exp(buffer[base + 1] - reference))
+    second = keep(T.__exp(buffer[base + 2] - reference) + T.__exp(buffer[base + 3] - reference))
+    return keep(first + second)
+
+
 @T.macro
 def watch(r, base, group):
+    """Largest logit, and whether one is NaN."""
     r.raw_peak[0] = T.max(r.raw_peak[0], largest(r.raw, base))
-    # NaN by its bits: the compiler takes x != x for false.
     total = (r.raw[base] + r.raw[base + 1]) + (r.raw[base + 2] + r.raw[base + 3])
-    if (T.reinterpret(total, "int32") & 0x7FFFFFFF) > 0x7F800000:
+    if is_nan(total) == 1:
         r.is_broken[0] = 1
 
 
 @T.macro
 def finish_watch(r):
+    """After the walk: what all threads saw."""
     reduce_block(r, r.raw_peak, larger)
     reduce_block(r, r.is_broken, larger)
     r.peak[0] = r.raw_peak[0] * r.scale[0]
@@ -215,6 +241,7 @@ def finish_watch(r):
 
 @T.macro
 def start_watch(r):
+    """Before a walk that watches."""
     r.raw_peak[0] = -T.infinity("float32")
     r.is_broken[0] = 0
 

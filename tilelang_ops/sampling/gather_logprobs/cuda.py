@@ -1,8 +1,8 @@
 """gather_logprobs on CUDA: a block per row, see `common/cuda_rows`.
 
-The best tokens are those from the place of the k-th on, which a count of places names; they are collected in
-the walk that sums, and sorted. Where they are too many, `bisect_cut` finds the k-th key, and one more walk
-collects just the best.
+One walk sums, counts what comes before the given token, and lists the tokens above a bound that a sample
+gives; the best are the first of the list, sorted. Where it has too many or too few, `bisect_cut` finds the
+k-th key, and one more walk collects just the best.
 """
 
 import tilelang.language as T
@@ -12,35 +12,38 @@ from torch import Tensor
 from tilelang_ops.common import cuda_rows as rows
 from tilelang_ops.common.kernels import cuda_kernel
 
-SIZES = {"num_threads": 256, "capacity": 4096, "unroll": 4}
+SIZES = {"num_threads": 512, "capacity": 4096, "unroll": 2}
+
+
+class GivenRow(rows.CutRow):
+    """A row with a given token."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.own = T.alloc_local((1,), "float32")
+        self.token = T.alloc_local((1,), "int32")
 
 
 @T.macro
 def _sum(r, base, group):
-    """Sums exp(score - peak), counts what comes before the given token, collects the best."""
+    r.raw_peak[0] = T.max(r.raw_peak[0], rows.largest(r.raw, base))
     for j in T.unroll(4):
-        score = r.scores[base + j]
-        if score >= T.float32(rows.LOWEST):
-            r.total[0] = r.total[0] + T.cast(T.exp(score - r.peak[0]), "float64")
-        if group * 4 + j < r.vocab:
-            key = rows.pack(r, score, group * 4 + j)
-            if key > r.limit[0]:
+        r.near[j] = T.exp(r.scores[base + j] - r.reference[0])
+    r.total[0] = r.total[0] + T.cast((r.near[0] + r.near[1]) + (r.near[2] + r.near[3]), "float64")
+    if rows.largest(r.scores, base) >= r.own[0]:
+        for j in T.unroll(4):
+            score = r.scores[base + j]
+            if score > r.own[0] or (score == r.own[0] and group * 4 + j < r.token[0]):
                 r.count[0] = r.count[0] + T.int64(1)
-            at = rows.place(r, score)
-            if r.top_k[0] > 0 and at >= r.low[0]:
-                slot = T.atomic_add(r.ints[rows.LIST_SIZE], 1, return_prev=True)
-                if slot < r.capacity:
-                    r.list[slot] = key
+    rows.list_above(r, base, group)
 
 
 @T.macro
 def _collect_best(r, base, group):
     for j in T.unroll(4):
         key = rows.pack(r, r.scores[base + j], group * 4 + j)
-        if key >= r.cut[0] and group * 4 + j < r.vocab:
-            slot = T.atomic_add(r.ints[rows.LIST_SIZE], 1, return_prev=True)
-            if slot < r.capacity:
-                r.list[slot] = key
+        r.picks[j] = T.if_then_else(key >= r.cut[0] and group * 4 + j < r.vocab, 1, 0)
+    rows.list_picked(r, base, group)
 
 
 @T.macro
@@ -70,37 +73,46 @@ def kernel(vocab: int, num_threads: int, capacity: int, unroll: int):
     ):
         with T.Kernel(n, threads=num_threads) as row:
             T.annotate_min_blocks_per_sm(2)
-            r = rows.Row(scores, row, vocab, num_threads, capacity, unroll)
+            r = GivenRow(scores, row, vocab, num_threads, capacity, unroll)
             log_total = T.alloc_local((1,), "float64")
-            size = T.alloc_local((1,), "int32")
             at = T.alloc_local((1,), "int32")
+            is_done = T.alloc_local((1,), "int32")
             r.scale[0] = T.float32(1.0)
             r.top_k[0] = wanted
             r.top_p[0] = T.float32(1.0)
-            rows.count_places(r)
-            r.low[0] = T.float32(0.0)
-            if wanted > 0:
-                rows.guess_places(r, 0)
-                r.low[0] = T.cast(r.ints[rows.K_PLACE], "float32") + T.float32(rows.MAGIC)
-            if r.thread == 0:
-                r.ints[rows.LIST_SIZE] = 0
-            r.count[0] = T.int64(0)
-            r.total[0] = T.float64(0.0)
-            token = T.cast(token_ids[row], "int32")
-            own = scores[row, token]
-            r.limit[0] = rows.pack(r, own, token)
-            T.sync_threads()
-            rows.walk(r, _sum)
-            rows.reduce_block(r, r.total, rows.added)
-            rows.reduce_block(r, r.count, rows.added)
-            log_total[0] = T.log(r.total[0]) + T.cast(r.peak[0], "float64")
+            r.token[0] = T.cast(token_ids[row], "int32")
+            r.own[0] = scores[row, r.token[0]]
+            rows.bound_list(r, wanted * 2)
+            is_done[0] = 0
+            while is_done[0] == 0:
+                T.sync_threads()
+                if r.thread == 0:
+                    r.ints[rows.LIST_SIZE] = 0
+                r.raw_peak[0] = -T.infinity("float32")
+                r.count[0] = T.int64(0)
+                r.total[0] = T.float64(0.0)
+                T.sync_threads()
+                rows.walk(r, _sum)
+                rows.reduce_block(r, r.total, rows.added)
+                rows.reduce_block(r, r.count, rows.added)
+                rows.reduce_block(r, r.raw_peak, rows.larger)
+                is_done[0] = 1
+                if r.raw_peak[0] > r.reference[0] + T.float32(60.0) and r.raw_peak[0] <= T.float32(
+                    -rows.LOWEST
+                ):
+                    # The sample was far below the best: what is relative to it is too large.
+                    r.reference[0] = r.raw_peak[0]
+                    is_done[0] = 0
+            r.is_broken[0] = rows.is_nan(T.cast(r.total[0], "float32"))
+            r.peak[0] = r.raw_peak[0]
+            log_total[0] = T.log(r.total[0]) + T.cast(r.reference[0], "float64")
             if r.is_broken[0] != 0:
                 log_total[0] = T.cast(T.reinterpret(T.int32(0x7FC00000), "float32"), "float64")
             if r.thread == 0:
-                chosen[row] = _normalise(own, log_total[0], floor)
+                chosen[row] = _normalise(r.own[0], log_total[0], floor)
                 ranks[row] = T.cast(r.count[0], "int32") + 1
             if wanted > 0:
-                if r.ints[rows.LIST_SIZE] > capacity:
+                if r.ints[rows.LIST_SIZE] > capacity or r.ints[rows.LIST_SIZE] < wanted:
                     r.floor[0] = -T.infinity("float32")
                     if r.is_broken[0] == 0:
                         rows.bisect_cut(r)
@@ -112,15 +124,8 @@ def kernel(vocab: int, num_threads: int, capacity: int, unroll: int):
                     T.sync_threads()
                     rows.walk(r, _collect_best)
                     T.sync_threads()
-                size[0] = num_threads
-                while size[0] < r.ints[rows.LIST_SIZE]:
-                    size[0] = size[0] * 2
-                at[0] = r.ints[rows.LIST_SIZE] + r.thread
-                while at[0] < size[0]:
-                    r.list[at[0]] = T.uint64(0)
-                    at[0] = at[0] + num_threads
-                T.sync_threads()
-                rows.sort_list(r, size[0])
+                rows.pack_list(r)
+                rows.sort_list(r)
                 at[0] = r.thread
                 while at[0] < wanted:
                     if at[0] < r.ints[rows.LIST_SIZE]:

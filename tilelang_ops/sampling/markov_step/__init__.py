@@ -1,0 +1,1 @@
+"""Operator `markov_step`: see op.py for its meaning."""

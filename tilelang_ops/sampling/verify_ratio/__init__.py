@@ -1,0 +1,1 @@
+"""Operator `verify_ratio`: see op.py for its meaning."""
