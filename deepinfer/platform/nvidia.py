@@ -15,6 +15,7 @@ from deepinfer.utils.sync_guard import SyncGuard
 from tilelang_ops.common.kernels import target_of
 
 RING_SIZE = 8  # two buffers for each step, of which two are under way
+LEAST_BYTES = 1 << 20  # of a buffer
 
 
 def problem() -> str | None:
@@ -62,7 +63,7 @@ class CudaQueue:
         def allocate(num_bytes: int) -> Tensor:
             return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
 
-        return HostRing(RING_SIZE, allocate, self.mark)
+        return HostRing(RING_SIZE, allocate, self.mark, LEAST_BYTES)
 
     def capture(self) -> GraphCapture:
         return GraphCapture(self)

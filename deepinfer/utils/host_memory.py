@@ -72,15 +72,21 @@ class HostRing:
         count: of buffers.
         allocate: bytes -> uint8 [bytes], page-locked.
         new_mark: makes a mark in the queue of the copies.
+        least_bytes: of a buffer; page-locked memory is slow to get, so it should seldom have to grow.
 
     Attributes:
         num_waits: times that the host came round before a copy had ended.
     """
 
     def __init__(
-        self, count: int, allocate: Callable[[int], Tensor], new_mark: Callable[[], CopyMark]
+        self,
+        count: int,
+        allocate: Callable[[int], Tensor],
+        new_mark: Callable[[], CopyMark],
+        least_bytes: int = 1,
     ) -> None:
         self._allocate = allocate
+        self._least_bytes = least_bytes
         self._buffers: list[Tensor | None] = [None] * count
         self._marks = [new_mark() for _ in range(count)]
         self._is_used = [False] * count
@@ -97,7 +103,9 @@ class HostRing:
             self._is_used[place] = False
         buffer = self._buffers[place]
         if buffer is None or buffer.shape[0] < num_bytes:
-            buffer = self._buffers[place] = self._allocate(1 << max(num_bytes - 1, 1).bit_length())
+            buffer = self._buffers[place] = self._allocate(
+                1 << (max(num_bytes, self._least_bytes) - 1).bit_length()
+            )
         return buffer[:num_bytes]
 
     def copied(self) -> None:

@@ -63,6 +63,12 @@ def test_a_buffer_is_filled_again_when_its_copy_has_ended():
     assert ring.take(10).data_ptr() == ring.take(20).data_ptr(), "nothing was copied from it"
 
 
+def test_the_least_size_of_a_buffer():
+    ring = HostRing(1, lambda size: torch.empty(size, dtype=torch.uint8), lambda: Mark([]), 1000)
+    assert ring.take(10).untyped_storage().nbytes() == 1024
+    assert ring.take(1025).untyped_storage().nbytes() == 2048
+
+
 def test_packed_arrays_are_found_by_word():
     buffer = torch.arange(64, dtype=torch.uint8)
     entries = [("a", "int32", (2, 3), 0), ("b", "int64", (2,), 24), ("c", "float32", (0, 4), 40)]
