@@ -7,9 +7,10 @@ asked for; it comes through page-locked memory on a second queue, so copies run 
     copies                           | results of N to host |
     host                             launches N+1 ... waits for the copies' mark
 
-Steps with grammars look at their tokens between launches, those with ratio requests at which drafts were
-refused, and work on the pools (swap, stores) copies to and from pageable memory: these wait for the device
-inside the call, and say so to the guard.
+Steps with grammars look at their tokens between launches, and work on the pools (swap, stores) copies to and
+from pageable memory: these wait for the device inside the call, and say so to the guard. The sampling of
+ratio requests is let through as well; it launches nothing that is known to wait, but has not run under the
+guard.
 """
 
 from __future__ import annotations
