@@ -79,9 +79,10 @@ def kernel(
     """`record` bytes of a record, 0 for contiguous results; `scale_record` when scales stand on their own;
     x stands at `offset` of rows of `row_width`."""
     # A size must stand in a tensor that is given.
-    n, num_codes = T.dynamic("n"), T.dynamic("num_codes")
+    # A pool of many blocks has more rows of four scale bytes than 31 bits count.
+    n, num_codes = T.dynamic("n"), T.dynamic("num_codes", "int64")
     positions = T.dynamic("positions") if pairs > 0 else n
-    num_scales = T.dynamic("num_scales") if format != "float32" else n
+    num_scales = T.dynamic("num_scales", "int64") if format != "float32" else n
     group, code_bytes, _ = FORMATS.get(format, (32, 32, 0))
     groups, parts = width // group, group // 8
     rows = max(1, THREADS * (8 if has_norm else 16) // width)
