@@ -90,7 +90,7 @@ def kernel(heads: int, is_float: bool, unit: int, block_size: int, arch: str):
     """Entries of a row: all, or those of its candidate blocks of `block_size` > 0 entries."""
     n, width, num_candidates = T.dynamic("n"), T.dynamic("width"), T.dynamic("num_candidates")
     sequences, max_blocks = T.dynamic("sequences"), T.dynamic("max_blocks")
-    pool_rows, scale_rows = T.dynamic("pool_rows"), T.dynamic("scale_rows")
+    pool_rows, scale_rows = T.dynamic("pool_rows"), T.dynamic("scale_rows", "int64")  # words: many
     rows = 1 if block_size else COLUMNS // heads  # of a thread block
     columns = max(rows * heads, LEAST_COLUMNS)
     on_tmem = arch == "sm_100a"
@@ -189,7 +189,7 @@ def kernel(heads: int, is_float: bool, unit: int, block_size: int, arch: str):
             factors = T.alloc_shared((columns,), "float32")
             numbers = T.alloc_shared((units,), "int32")  # first entries of the units
             places = T.alloc_shared((units,), "int32")  # their rows of the pool
-            scale_places = T.alloc_shared((units,), "int32")
+            scale_places = T.alloc_shared((units,), "int64")
             seqs = T.alloc_shared((rows,), "int32")  # of the rows, -1 behind the last one
             visible = T.alloc_shared((rows,), "int32")
             staged = T.alloc_shared((2, rows, tile_keys), "float32")
@@ -255,7 +255,7 @@ def kernel(heads: int, is_float: bool, unit: int, block_size: int, arch: str):
                         )
                         place = T.if_then_else(number < most[0], number % entries, 0)
                         places[u] = pool_block * stride + place
-                        scale_places[u] = pool_block * scale_stride + place
+                        scale_places[u] = T.cast(pool_block, "int64") * scale_stride + place
                     T.sync_threads()
                     count[0] = 0
                     for tile in T.serial(tiles):
