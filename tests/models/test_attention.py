@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
+from deepinfer.models.deepseek_v41 import indexer
 from deepinfer.models.deepseek_v41.rows import RowSet
 from tests.models.attention_stack import MAX_BACKTRACKING, AttentionStack, Sequence
 from tests.models.dense_attention import dense_outputs
@@ -216,6 +220,16 @@ def test_trailing_rows_alone(kept_rows: int, query_rows: int) -> None:
         assert_same_bits(output, expected[0][layer_id, 140 - query_rows :], f"{layer_id=}")
 
 
+def recorded(scores: Callable[..., Tensor], shapes: list[tuple[int, int]]) -> Callable[..., Tensor]:
+    """An operator that notes the shapes of its results."""
+
+    def run(*args: Any) -> Tensor:
+        shapes.append(tuple((result := scores(*args)).shape))
+        return result
+
+    return run
+
+
 def test_selection_narrows_with_its_rows() -> None:
     """A selection handed on for fewer rows is the part of the whole one."""
     stack = AttentionStack("float32")
@@ -226,6 +240,28 @@ def test_selection_narrows_with_its_rows() -> None:
     assert_same_bits(part.entries, whole.entries[places])
     assert_same_bits(part.slots, whole.slots[places])
     assert_same_bits(part.candidates, whole.candidates[places])
+
+
+def test_scores_are_worked_off_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bound on the bytes of scores changes how many rows are scored at once, and nothing else."""
+    shapes: list[tuple[int, int]] = []
+    for name in ("index_scores", "candidate_scores"):
+        monkeypatch.setattr(indexer, name, recorded(getattr(indexer, name), shapes))
+    stack = AttentionStack("float32")
+    whole = stack.sequence(140)
+    parts = stack.adopt(whole.inputs)
+    expected = stack.run(whole, 140, is_prefill=True)
+    at_once, shapes[:] = list(shapes), []
+    stack.caches.score_bytes = 30000
+    assert_same_bits(stack.run(parts, 140, is_prefill=True), expected)
+    assert {width for _, width in at_once} == {32, 96, 160}  # candidates, entries of two tokens, of one
+    in_parts = [
+        (min(step, 140 - row), width)
+        for rows, width in at_once
+        for step in [30000 // (4 * width)]
+        for row in range(0, rows, step)
+    ]
+    assert all(rows == 140 for rows, _ in at_once) and shapes == in_parts
 
 
 def test_decode_work_does_not_grow_with_the_context() -> None:

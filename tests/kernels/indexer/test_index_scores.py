@@ -46,6 +46,7 @@ def batch(row_seq: list[int], visible: list[int]) -> tuple[Tensor, ...]:
         ([0], [1]),
         ([0, 0, 0, 0, 1, 1, 2, 2, 2], [125, 126, 127, 128, 3, 4, 190, 191, 192]),
         ([2, 1, 1, 0, 0], [0, 130, 131, 129, 17]),
+        ([0] * 6 + [2] * 5 + [1] * 6, [*range(60, 66), *range(128, 133), *range(1, 7)]),
     ],
 )
 def test_index_scores(run_kernel: KernelRunner, row_seq: list[int], visible: list[int]) -> None:

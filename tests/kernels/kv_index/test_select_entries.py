@@ -47,9 +47,10 @@ def test_cut_that_is_too_high(run_kernel: KernelRunner, monkeypatch: pytest.Monk
     """The sample holds all that is large, and that is less than k: the row is read again."""
     monkeypatch.setattr(cuda, "SPARE", 24)
     given = torch.rand(1, WIDE) - 1
-    parts = cuda.WARPS * cuda.SAMPLE
-    given[0, torch.arange(36) * WIDE // parts] = 1 + torch.rand(36)
-    assert (K + 1 + cuda.SPARE) * cuda.THREADS * cuda.SAMPLE // WIDE < 36 < K
+    for warp in range(2):  # in the samples of 36 threads
+        start = warp * cuda.SAMPLE * WIDE // (cuda.WARPS * cuda.SAMPLE)
+        given[0, start : start + 18] = 1 + torch.rand(18)
+    assert cuda.THREADS * (1 - (1 - (K + 1 + cuda.SPARE) / WIDE) ** cuda.SAMPLE) < 36 < K
     chosen, _ = run_kernel(cuda, given, K + 1)
     assert_same_bits(chosen, reference.run(given, K + 1))
 

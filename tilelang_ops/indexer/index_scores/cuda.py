@@ -1,6 +1,6 @@
 """index_scores and candidate_scores on CUDA: keys become bfloat16, which is exact, for the tensor cores.
 
-A thread block takes the rows that fit COLUMNS query vectors and a run of keys, tile after tile: keys
+A thread block takes some rows, about those of a sequence, and a run of keys, tile after tile: keys
 [tile, 128] times queries [128, rows * heads]. Rows of several sequences are served one sequence after the
 other. The sum over heads is taken in the accumulators, in one order.
 
@@ -29,13 +29,13 @@ from tilelang_ops.common.records import flat_rows, rows_per_part
 
 WIDTH = 128
 WORDS = WIDTH // 8
-COLUMNS = 128  # rows times heads of a thread block
+COLUMNS, MOST_COLUMNS = 128, 192  # rows times heads of a thread block
 LEAST_COLUMNS = 16  # of an instruction on SM100
 KEYS = {"sm_90a": 64, "sm_100a": 128}  # of a tile, and half as many threads
 RUN = 128  # keys: tiles of any architecture
 PART_KEYS = 2048  # of a thread block at most
-BLOCKS_PER_SM = 4
-WAVES = 4  # of thread blocks, where there is enough work
+BLOCKS_PER_SM = {1: 4, COLUMNS: 4, MOST_COLUMNS: 3}  # for so many columns or more
+WAVES = 2  # of thread blocks, where there is enough work
 UNIT = 8  # keys that lie together, if the pool's blocks are multiples
 SHRINK = 64
 NAN_PAIR = 0x7FC07FC0
@@ -75,9 +75,13 @@ def lane_of(i, t):
 
 @cuda_kernel(
     builds=lambda model: [
-        {"heads": model.index_n_heads, "is_float": False, "unit": UNIT, "block_size": 0},
+        *(
+            {"heads": model.index_n_heads, "rows": rows, "is_float": False, "unit": UNIT, "block_size": 0}
+            for rows in (1, COLUMNS // model.index_n_heads, MOST_COLUMNS // model.index_n_heads)
+        ),
         {
             "heads": model.index_n_heads,
+            "rows": 1,
             "is_float": False,
             "unit": model.candidate_block_size,
             "block_size": model.candidate_block_size,
@@ -86,12 +90,11 @@ def lane_of(i, t):
     pass_configs={"tl.disable_safe_memory_legalize": True, "tl.disable_thread_storage_sync": True},
     uses_tensor_cores=True,
 )
-def kernel(heads: int, is_float: bool, unit: int, block_size: int, arch: str):
+def kernel(heads: int, rows: int, is_float: bool, unit: int, block_size: int, arch: str):
     """Entries of a row: all, or those of its candidate blocks of `block_size` > 0 entries."""
     n, width, num_candidates = T.dynamic("n"), T.dynamic("width"), T.dynamic("num_candidates")
     sequences, max_blocks = T.dynamic("sequences"), T.dynamic("max_blocks")
     pool_rows, scale_rows = T.dynamic("pool_rows"), T.dynamic("scale_rows", "int64")  # words: many
-    rows = 1 if block_size else COLUMNS // heads  # of a thread block
     columns = max(rows * heads, LEAST_COLUMNS)
     on_tmem = arch == "sm_100a"
     tile_keys = KEYS[arch]
@@ -181,7 +184,7 @@ def kernel(heads: int, is_float: bool, unit: int, block_size: int, arch: str):
         ):
             if not on_tmem:
                 TC.no_set_max_nreg()
-                TC.annotate_min_blocks_per_sm(BLOCKS_PER_SM)
+                TC.annotate_min_blocks_per_sm(_blocks_per_sm(columns))
             tx = T.get_thread_binding()
             queries = T.alloc_shared((columns, WIDTH), "bfloat16")
             query_pairs = T.view(queries, (columns, WIDTH // 2), "uint32")
@@ -192,11 +195,11 @@ def kernel(heads: int, is_float: bool, unit: int, block_size: int, arch: str):
             scale_places = T.alloc_shared((units,), "int64")
             seqs = T.alloc_shared((rows,), "int32")  # of the rows, -1 behind the last one
             visible = T.alloc_shared((rows,), "int32")
-            staged = T.alloc_shared((2, rows, tile_keys), "float32")
             products = T.alloc_fragment((tile_keys, columns), "float32")
             by_row = T.alloc_fragment((tile_keys, rows, heads), "float32")
             sums = T.alloc_fragment((tile_keys, rows), "float32")
             most = T.alloc_local((1,), "int32")
+            least = T.alloc_local((1,), "int32")  # visible to all rows; 0 if one is of another sequence
             count = T.alloc_local((1,), "int32")  # tiles with a visible entry
             first = group * rows
             tiles = runs * (RUN // tile_keys)
@@ -239,9 +242,11 @@ def kernel(heads: int, is_float: bool, unit: int, block_size: int, arch: str):
                 sequence = seqs[leader]
                 if sequence >= 0 and (leader == 0 or sequence != seqs[T.max(leader - 1, 0)]):
                     most[0] = 0
+                    least[0] = NOWHERE
                     for r in T.unroll(rows):
                         if seqs[r] == sequence:
                             most[0] = T.max(most[0], visible[r])
+                        least[0] = T.min(least[0], T.if_then_else(seqs[r] == sequence, visible[r], 0))
                     T.sync_threads()  # the sequence before has been served
                     for u in T.Parallel(units):
                         number = number_of(
@@ -291,18 +296,18 @@ def kernel(heads: int, is_float: bool, unit: int, block_size: int, arch: str):
                                 products[i, r * heads + h] + T.abs(products[i, r * heads + h])
                             ) * factors[r * heads + h]
                         T.reduce_sum(by_row, sums, dim=2)
-                        for i, r in T.Parallel(tile_keys, rows):
-                            staged[tile % 2, r, i] = sums[i, r]
-                        T.sync_threads()
-                        for r, i in T.Parallel(rows, tile_keys):
-                            number = numbers[tile * tile_units + i // unit]
-                            column = (part * tiles + tile) * tile_keys + i
-                            if seqs[r] == sequence and column < width:
-                                out[first + r, column] = T.if_then_else(
-                                    number < visible[r] - i % unit,
-                                    staged[tile % 2, r, i],
-                                    -T.infinity("float32"),
-                                )
+                        column = (part * tiles + tile) * tile_keys
+                        last = numbers[(tile + 1) * tile_units - 1]
+                        if column + tile_keys <= width and last <= least[0] - unit:
+                            for i, r in T.Parallel(tile_keys, rows):
+                                out[first + r, column + i] = sums[i, r]
+                        else:
+                            for i, r in T.Parallel(tile_keys, rows):
+                                number = numbers[tile * tile_units + i // unit]
+                                if seqs[r] == sequence and column + i < width:
+                                    out[first + r, column + i] = T.if_then_else(
+                                        number < visible[r] - i % unit, sums[i, r], -T.infinity("float32")
+                                    )
                     for tile in T.serial(count[0], tiles):
                         for r, i in T.Parallel(rows, tile_keys):
                             column = (part * tiles + tile) * tile_keys + i
@@ -326,14 +331,14 @@ def run(
 ) -> Tensor:
     num_rows, heads = q.shape[:2]
     entries = code_pool.shape[1]
-    assert COLUMNS % heads == 0, f"{heads=} does not divide {COLUMNS}"
+    rows = 1 if candidates is not None else _rows_at_once(heads, num_rows, block_tables.shape[0])
     width = max_visible if candidates is None else candidates.shape[1] * block_size
     unit = math.gcd(UNIT if candidates is None else block_size, entries, UNIT)
     out = torch.empty(num_rows, width, dtype=torch.float32, device=q.device)
     is_float = scale_pool is None
     codes = flat_rows(code_pool) if is_float else flat_rows(code_pool).view(torch.int32)
     scales = block_tables.new_zeros(1) if is_float else flat_rows(scale_pool).view(torch.int32).flatten()
-    kernel(heads=heads, is_float=is_float, unit=unit, block_size=block_size)(
+    kernel(heads=heads, rows=rows, is_float=is_float, unit=unit, block_size=block_size)(
         q.to(torch.bfloat16).flatten(1).contiguous().view(torch.uint32),
         weights.float().contiguous(),
         codes,
@@ -346,12 +351,26 @@ def run(
         entries,
         rows_per_part(code_pool),
         1 if is_float else rows_per_part(scale_pool),
-        _runs(num_rows if candidates is not None else -(-num_rows * heads // COLUMNS), width, q.device),
+        _runs(-(-num_rows // rows), width, _blocks_per_sm(rows * heads), q.device),
     )
     return out
 
 
-def _runs(groups: int, width: int, device: torch.device) -> int:
+def _rows_at_once(heads: int, num_rows: int, sequences: int) -> int:
+    """Rows of a thread block: about those of a sequence, for another one in it is served after the first.
+
+    Every number gives the same bits.
+    """
+    of_sequence = -(-num_rows // sequences)
+    some, most = max(1, COLUMNS // heads), max(1, MOST_COLUMNS // heads)
+    return 1 if of_sequence == 1 else most if some < of_sequence <= most else some
+
+
+def _blocks_per_sm(columns: int) -> int:
+    return min(blocks for least, blocks in BLOCKS_PER_SM.items() if columns >= least)
+
+
+def _runs(groups: int, width: int, blocks_per_sm: int, device: torch.device) -> int:
     """Runs of keys of a thread block; they change no bits."""
-    wanted = num_sms(device) * BLOCKS_PER_SM * WAVES
+    wanted = num_sms(device) * blocks_per_sm * WAVES
     return max(1, min(-(-width // RUN) * groups // wanted, PART_KEYS // RUN))

@@ -9,8 +9,8 @@ more than k columns are listed. Whatever it was, the result is exact:
                            the lower column
     it stays below k       the row is read again without a cut
 
-A number that k others, or about as many, are above is found by bisection in four parts: each turn counts how
-many are above three values. There are no bins, so equal or close scores cost no more than others.
+A number that k others, or about as many, are above is found by bisection: a turn counts how many are above
+the middle. There are no bins, so equal or close scores cost no more than others.
 """
 
 import torch
@@ -29,10 +29,10 @@ KEEP = 2560  # columns that the list may have before a step
 SAMPLE = 8  # columns of a thread
 SPARE = 1024  # columns above k that are listed, about
 MINUS_INFINITY = 0x007FFFFF  # its ordered number; what is not above is never chosen
-TURNS = 20  # of a bisection: each leaves a quarter of 2^32, rounded up
+TURNS = 32  # of a bisection
 # What all threads know: columns of the list, all of them above the floor; where in `columns` they lie; how
-# many of those equal to the bound are kept; counts and turn of a bisection.
-LENGTH, SIDE, WANTED, ABOVE_LOW, ABOVE_HIGH, TURN = range(6)
+# many of those equal to the bound are kept; counts of a bisection.
+LENGTH, SIDE, WANTED, ABOVE_LOW, ABOVE_HIGH = range(5)
 CUT, FLOOR, LOW, HIGH, BOUND = range(5)
 
 
@@ -137,79 +137,63 @@ def find_largest(own, items, counts, bounds, warp, lane):
 
 
 @T.macro
-def bisect(own, items, used, tallies, state, bounds, least, most, thread, lane):
-    """Moves `low` up and `high` down while more than `most` numbers are above `low`.
+def bisect(own, items, used, counts, state, bounds, least, most, warp, lane):
+    """Moves `low` up and `high` down while more than `most` of the threads' numbers are above `low`.
 
     At least `least` numbers stay above `low`, and less than that above `high`.
     """
-    sums = T.alloc_local((2,), "int32")
-    for _ in T.serial(TURNS):
+    count = T.alloc_local((1,), "int32")
+    for turn in T.serial(TURNS):
         if state[ABOVE_LOW] > most and bounds[HIGH] - bounds[LOW] > T.uint32(1):
-            half = (bounds[HIGH] - bounds[LOW]) >> T.uint32(1)
-            quarter = (bounds[HIGH] - bounds[LOW]) >> T.uint32(2)
-            first, second = bounds[LOW] + quarter, bounds[LOW] + half
-            third = second + quarter
-            sums[0] = 0
-            sums[1] = 0
+            middle = bounds[LOW] + ((bounds[HIGH] - bounds[LOW]) >> T.uint32(1))
+            first = (DEPTH + 2 + turn % 2) * WARPS
+            count[0] = 0
             for j in T.unroll(items):
-                if j < used:
-                    if own[j] > first:
-                        sums[0] = sums[0] + 1
-                    if own[j] > second:
-                        sums[0] = sums[0] + 65536
-                    if own[j] > third:
-                        sums[1] = sums[1] + 1
-            warp_sum(sums, 2)
+                if j < used and own[j] > middle:
+                    count[0] = count[0] + 1
+            warp_sum(count, 1)
             if lane == 0:
-                T.atomic_add(tallies[state[TURN] * 2], sums[0])
-                T.atomic_add(tallies[state[TURN] * 2 + 1], sums[1])
+                counts[first + warp] = count[0]
             T.sync_threads()
-            above_first = tallies[state[TURN] * 2] & 65535
-            above_second = tallies[state[TURN] * 2] >> 16
-            above_third = tallies[state[TURN] * 2 + 1]
-            # The tally after next: read by all before the last barrier, used behind the next one.
-            state[TURN] = T.if_then_else(state[TURN] == 2, 0, state[TURN] + 1)
-            if thread < 2:
-                tallies[T.if_then_else(state[TURN] == 2, 0, state[TURN] + 1) * 2 + thread] = 0
-            if above_third >= least:
-                bounds[LOW] = third
-                state[ABOVE_LOW] = above_third
+            count[0] = 0
+            if lane < WARPS:
+                count[0] = counts[first + lane]
+            warp_sum(count, 1)
+            if count[0] >= least:
+                bounds[LOW] = middle
+                state[ABOVE_LOW] = count[0]
             else:
-                bounds[HIGH] = third
-                state[ABOVE_HIGH] = above_third
-                if above_second >= least:
-                    bounds[LOW] = second
-                    state[ABOVE_LOW] = above_second
-                else:
-                    bounds[HIGH] = second
-                    state[ABOVE_HIGH] = above_second
-                    if above_first >= least:
-                        bounds[LOW] = first
-                        state[ABOVE_LOW] = above_first
-                    else:
-                        bounds[HIGH] = first
-                        state[ABOVE_HIGH] = above_first
+                bounds[HIGH] = middle
+                state[ABOVE_HIGH] = count[0]
 
 
 @T.macro
-def choose_cut(scores, row, width, wanted, counts, tallies, state, bounds, thread, warp, lane, vector):
-    """A cut that about `wanted` columns are above, from a sample of runs that are spread over the row."""
-    own = T.alloc_local((SAMPLE,), "uint32")
+def choose_cut(scores, row, width, wanted, counts, state, bounds, warp, lane, vector):
+    """A cut that about `wanted` columns are above, from runs of columns that are spread over the row.
+
+    A share p of the columns makes a share 1 - (1 - p)^SAMPLE of the largest ones of SAMPLE columns.
+    """
+    best = T.alloc_local((1,), "uint32")
+    share = T.alloc_local((1,), "float32")
+    best[0] = T.uint32(0)
     for j in T.unroll(SAMPLE):
         start = T.cast(T.cast(warp * SAMPLE + j, "int64") * width // (WARPS * SAMPLE), "int32")
         column = T.min(start + lane, width - 1)
-        own[j] = ordered(scores[row, column // vector, column % vector])
-    find_largest(own, SAMPLE, counts, bounds, warp, lane)
+        best[0] = T.max(best[0], ordered(scores[row, column // vector, column % vector]))
+    share[0] = 1.0 - T.cast(wanted, "float32") / T.cast(width, "float32")
+    for _ in T.unroll(SAMPLE.bit_length() - 1):
+        share[0] = share[0] * share[0]
+    least = T.cast((1.0 - share[0]) * THREADS, "int32")
     bounds[LOW] = T.uint32(MINUS_INFINITY)
-    state[ABOVE_LOW] = THREADS * SAMPLE
-    least = T.cast(T.cast(wanted, "int64") * (THREADS * SAMPLE) // width, "int32")
-    bisect(own, SAMPLE, SAMPLE, tallies, state, bounds, least, least + least // 4, thread, lane)
+    bounds[HIGH] = T.uint32(0xFFFFFFFF)
+    state[ABOVE_LOW] = THREADS
+    bisect(best, 1, 1, counts, state, bounds, least, least + least // 8, warp, lane)
     bounds[CUT] = bounds[LOW]
     bounds[FLOOR] = bounds[LOW]
 
 
 @T.macro
-def shrink(numbers, columns, counts, tallies, state, bounds, k, most, capacity, thread, warp, lane):
+def shrink(numbers, columns, counts, state, bounds, k, most, capacity, warp, lane):
     """Leaves at least k columns of the list, at most `most`, and no one better outside; raises the cut."""
     items = capacity // THREADS
     own = T.alloc_local((items,), "uint32")
@@ -227,7 +211,7 @@ def shrink(numbers, columns, counts, tallies, state, bounds, k, most, capacity, 
     bounds[LOW] = bounds[FLOOR]
     state[ABOVE_LOW] = state[LENGTH]
     state[ABOVE_HIGH] = 0
-    bisect(own, items, per_lane, tallies, state, bounds, k, most, thread, lane)
+    bisect(own, items, per_lane, counts, state, bounds, k, most, warp, lane)
     bounds[BOUND] = bounds[LOW]
     bounds[FLOOR] = bounds[LOW]
     state[WANTED] = 0
@@ -311,18 +295,13 @@ def kernel(k: int, block_size: int, vector: int):
             warp, lane = thread // LANES, thread % LANES
             numbers = T.alloc_shared((capacity,), "uint32")
             columns = T.alloc_shared((2 * capacity,), "int32")
-            counts = T.alloc_shared(((DEPTH + 2) * WARPS,), "int32")
-            tallies = T.alloc_shared((6,), "int32")
+            counts = T.alloc_shared(((DEPTH + 4) * WARPS,), "int32")
             loaded = T.alloc_local((DEPTH * RUNS * RUN,), "float32")
-            state = T.alloc_local((6,), "int32")
+            state = T.alloc_local((5,), "int32")
             bounds = T.alloc_local((5,), "uint32")
             state[LENGTH] = 0
             state[SIDE] = 0
-            state[TURN] = 0
             bounds[FLOOR] = T.uint32(MINUS_INFINITY)
-            if thread < 6:
-                tallies[thread] = 0
-            T.sync_threads()
             for attempt in T.serial(2):
                 if attempt == 0 or (state[LENGTH] < k and bounds[FLOOR] > T.uint32(MINUS_INFINITY)):
                     state[LENGTH] = 0
@@ -330,18 +309,7 @@ def kernel(k: int, block_size: int, vector: int):
                     bounds[FLOOR] = T.uint32(MINUS_INFINITY)
                     if attempt == 0 and num_columns > capacity:
                         choose_cut(
-                            scores,
-                            row,
-                            num_columns,
-                            k + SPARE,
-                            counts,
-                            tallies,
-                            state,
-                            bounds,
-                            thread,
-                            warp,
-                            lane,
-                            vector,
+                            scores, row, num_columns, k + SPARE, counts, state, bounds, warp, lane, vector
                         )
                     for part in T.unroll(DEPTH):
                         load(loaded, part, scores, row, num_columns, part, warp, lane, vector)
@@ -356,17 +324,15 @@ def kernel(k: int, block_size: int, vector: int):
                                     numbers,
                                     columns,
                                     counts,
-                                    tallies,
                                     state,
                                     bounds,
                                     k,
                                     k + k // 2,
                                     capacity,
-                                    thread,
                                     warp,
                                     lane,
                                 )
-            shrink(numbers, columns, counts, tallies, state, bounds, k, k, capacity, thread, warp, lane)
+            shrink(numbers, columns, counts, state, bounds, k, k, capacity, warp, lane)
             T.sync_threads()
             for i in T.serial(T.ceildiv(k, THREADS)):
                 at = i * THREADS + thread
