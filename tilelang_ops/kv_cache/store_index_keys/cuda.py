@@ -23,7 +23,8 @@ THREADS = 128
 
 @cuda_kernel(builds=lambda model: [{"width": model.index_head_dim, "source": "bfloat16"}])
 def kernel(width: int, source: str):
-    n, rows, scale_rows = T.dynamic("n"), T.dynamic("rows"), T.dynamic("scale_rows")
+    n, rows = T.dynamic("n"), T.dynamic("rows")
+    scale_rows = T.dynamic("scale_rows", "int64")  # a large pool has more than an int32 counts
     chunks = width // CHANNELS
 
     @T.prim_func
