@@ -14,7 +14,8 @@ multiplied.
 
 Unpacked keys are the true ones / 128, exact in bfloat16: codes become floats whose exponent is off by a
 constant, subnormals included, and a product with a power of two, or with an E4M3 scale, sets it right. (Exact
-for E8M0 bytes 10 to 254 and every E4M3 scale; a NaN scale gives NaN. An E4M3 code of NaN under a number for a
+for E8M0 bytes 17 to 254 and every E4M3 scale; at smaller bytes the smallest codes count as 0, which tensor
+cores make of subnormals. A NaN scale gives NaN. An E4M3 code of NaN under a number for a
 scale, which nothing stores, would count as 480.)
 
     E4M3  s eeee mmm  ->  s 0000 eeee mmm 0000  =  value * 2^-120

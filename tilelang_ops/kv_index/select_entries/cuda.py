@@ -37,8 +37,9 @@ CUT, FLOOR, LOW, HIGH, BOUND = range(5)
 
 
 def ordered(score):
-    """Ordered uint32 of a score; -0 equals 0."""
-    bits = T.reinterpret(score + T.float32(0.0), "uint32")
+    """Ordered uint32 of a score; -0 equals 0. By bits: a GPU's arithmetic takes the sign of NaN away."""
+    given = T.reinterpret(score, "int32")
+    bits = T.reinterpret(T.if_then_else(given == -(1 << 31), 0, given), "uint32")
     return T.if_then_else(bits >= T.uint32(1 << 31), ~bits, bits | T.uint32(1 << 31))
 
 
