@@ -200,7 +200,7 @@ def test_engine_requests_are_checked_too(llm):
         ({"logprobs_mode": "rawest"}, "choose one of raw, temperature, processed"),
         ({"num_blocks": 8}, "cannot hold one request of max_model_len=1024"),
         ({"tokens_per_block": 64}, "blocks hold 128 tokens"),
-        ({"load_format": "gguf"}, "only 'auto'"),
+        ({"load_format": "gguf"}, "'auto'.*or 'dummy'"),
         ({"max_num_batched_tokens": 10}, "less than a full decode step"),
         ({"chunked_prefill": False, "max_num_batched_tokens": 512}, "less than max_model_len=1024"),
     ],

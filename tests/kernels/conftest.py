@@ -8,10 +8,11 @@ from tests.support.kernel_runs import KernelRunner, places
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Tests that run kernels do so everywhere that their folder's family needs."""
+    """Tests that run kernels do so everywhere that their folder's family, or their file's operator, needs."""
     if "run_kernel" in metafunc.fixturenames:
-        family = metafunc.definition.path.parent.name
-        metafunc.parametrize("run_kernel", places(family), indirect=True)
+        path = metafunc.definition.path
+        op = path.stem.removeprefix("test_")
+        metafunc.parametrize("run_kernel", places(path.parent.name, op), indirect=True)
 
 
 @pytest.fixture

@@ -15,13 +15,15 @@ from tests.support.compare import assert_same_bits
 from tests.support.traced import traced
 from tilelang_ops.common.kernels import ASCEND_TARGET, CUDA_TARGETS
 
-# Families whose programs differ between the CUDA architectures; others are traced for the first alone.
-WITH_VARIANTS = ("attention", "gemm", "indexer")
+# Families, or operators, whose programs differ between the CUDA architectures; others are traced for the
+# first alone.
+WITH_VARIANTS = ("attention", "gemm", "indexer", "sampling.markov_step")
 
 
-def places(family: str) -> list[str]:
-    """Where a family's kernels are tested: traced for each architecture, and on the GPU if there is one."""
-    traced_for = CUDA_TARGETS if family in WITH_VARIANTS else CUDA_TARGETS[:1]
+def places(family: str, op: str) -> list[str]:
+    """Where an operator is tested: traced for each architecture, and on the GPU if there is one."""
+    has_variants = family in WITH_VARIANTS or f"{family}.{op}" in WITH_VARIANTS
+    traced_for = CUDA_TARGETS if has_variants else CUDA_TARGETS[:1]
     return [*traced_for, *(["cuda"] if torch.cuda.is_available() else [])]
 
 

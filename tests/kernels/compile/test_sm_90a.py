@@ -11,12 +11,13 @@ from tilelang_ops.common.sizes import RELEASE
 
 TARGET = "sm_90a"
 pytestmark = pytest.mark.slow  # begun early, so that one process has all of the file
-# Blocks of 512 threads were faster than of 256 without spills; these lie outside of the walks over rows.
+# Bytes stored and loaded. Blocks of 512 threads were faster than of 256 without spills; these lie outside
+# of the walks over rows.
 SPILLED = {
-    "sampling.sample_tokens": 800,
-    "sampling.truncate_scores": 730,
-    "sampling.gather_logprobs": 80,
-    "sampling.verify_ratio": 24,
+    "sampling.sample_tokens": 1600,
+    "sampling.truncate_scores": 1450,
+    "sampling.gather_logprobs": 150,
+    "sampling.verify_ratio": 44,
 }
 
 

@@ -18,7 +18,7 @@ import tilelang.ascend.language as T
 import torch
 from torch import Tensor
 
-from tilelang_ops.attention.sparse_attention.cuda import in_float32
+from tilelang_ops.attention.sparse_attention.in_float32 import in_float32
 from tilelang_ops.common.cube import CUBE_CORES, THREADS, e2m1_in_e4m3, quotient, remainder
 from tilelang_ops.common.cuda_numerics import e4m3_value, e8m0_value
 from tilelang_ops.common.kernels import ascend_kernel

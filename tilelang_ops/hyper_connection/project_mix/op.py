@@ -25,8 +25,9 @@ def project_mix(
     Args:
         streams: [n, m, width] bfloat16, contiguous.
         weight: [num_parts * (2 + m) * m, m * width] bfloat16 of `packing.split_float32`, or one part.
+        mean_square, scale, base: of the streams' values, and the site's, as in `mix_coefficients`.
         num_parts: terms that the matrix is the sum of.
-        The others are those of `mix_coefficients`.
+        num_rounds, eps, norm_eps: as in `mix_coefficients`.
 
     Returns:
         pre [n, m], post [n, m], comb [n, m, m], float32, as `mix_coefficients`.
