@@ -178,8 +178,8 @@ class DenseLinear:
         return gemm.linear(rows, self.weight, out_dtype or rows.dtype, num_parts=self.num_parts)
 
     def by_group(self, x: Tensor, arithmetic: Arithmetic, *, is_rounded: bool = False) -> Tensor:
-        """As `Projection`."""
-        raise NotImplementedError(f"{self.name}: groups of columns need a matrix that is stored with scales")
+        """Never: `Weights.linear` refuses grouped columns that are stored without scales, by their name."""
+        raise AssertionError(f"{self.name} has no groups of columns")
 
 
 def _rounded(x: Tensor | Inputs, arithmetic: Arithmetic, is_rounded: bool) -> Tensor:

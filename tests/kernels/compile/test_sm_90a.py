@@ -13,12 +13,7 @@ TARGET = "sm_90a"
 pytestmark = pytest.mark.slow  # begun early, so that one process has all of the file
 # Bytes stored and loaded. Blocks of 512 threads were faster than of 256 without spills; these lie outside
 # of the walks over rows.
-SPILLED = {
-    "sampling.sample_tokens": 1700,
-    "sampling.truncate_scores": 1550,
-    "sampling.gather_logprobs": 200,
-    "sampling.verify_ratio": 60,
-}
+SPILLED = {"sampling.sample_tokens": 1600, "sampling.truncate_scores": 1450}
 
 
 @pytest.mark.parametrize("program", covering(programs(TARGET, RELEASE)), ids=str)
