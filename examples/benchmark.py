@@ -92,7 +92,7 @@ def parser() -> argparse.ArgumentParser:
     add("--batch_invariant", action=argparse.BooleanOptionalAction, help="default: the engine's")
     add("--async_scheduling", action=argparse.BooleanOptionalAction, help="default: the engine's")
     add("--threads", type=int, default=torch.get_num_threads(), help="of a CPU")
-    add("--roofline", action="store_true", help="profile decode steps: each component beside its floor")
+    add("--roofline", action="store_true", help="profile eager steps: each component beside its floor")
     add("--output", type=Path, help="append one JSON line for each setting to this file")
     return out
 
@@ -189,10 +189,11 @@ def main(argv: list[str] | None = None) -> int:
             result = measure(setting, settings, args)
             report.write_line(args.output, result)
             results.setdefault(setting.phase, []).append(result)
-            if args.roofline and setting.phase == "decode":
+            if args.roofline and setting.phase != "trace":
                 found = roofline.measure_roofline(setting, settings)
-                report.write_line(args.output, setting.parameters() | {"phase": "roofline"} | found)
-                rooflines.append(f"{report.name(result)}\n\n{roofline.text(found)}")
+                phase = {"phase": f"{setting.phase} roofline"}
+                report.write_line(args.output, setting.parameters() | phase | found)
+                rooflines.append(f"{setting.phase}, {report.name(result)}\n\n{roofline.text(found)}")
     except ValueError as error:  # what was asked for does not fit: the message says why
         print(f"benchmark.py: {error}", file=sys.stderr)
         return 2

@@ -11,7 +11,7 @@ from deepinfer import LLM, SamplingParams, Settings
 from examples.bench import emulated
 from examples.bench.arithmetic import assumed_figures, decode_figures, quantiles, without_flushes
 from examples.bench.components import StepShape
-from examples.bench.engines import HostTimes, Stepper, check_token_counts, opened
+from examples.bench.engines import HostTimes, Stepper, check_token_counts, opened, peak_gib
 from examples.bench.prompts import contexts, drawn, prompt_rows
 from examples.bench.setting import Setting
 
@@ -52,6 +52,7 @@ def measure_decode(setting: Setting, settings: Settings, assume: float | None = 
         "host_ms_per_step": 1e3 * (host_after.work - host.work) / len(intervals),
         "device_idle_share": (host_after.idle - host.idle) / seconds,
         "num_output_tokens": num_tokens,
+        "peak_gib": peak_gib(),
         "fill_s": fill_s,
         **emulation,
     }

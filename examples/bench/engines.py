@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 from deepinfer import LLM, RequestOutput, SamplingParams, Settings
 from examples.bench.arithmetic import Interval
@@ -95,7 +97,11 @@ class Stepper:
 
 @contextlib.contextmanager
 def opened(setting: Setting, settings: Settings, **args: Any) -> Iterator[tuple[LLM, Stepper]]:
-    """An engine of a setting, closed behind."""
+    """An engine of a setting, closed behind; a GPU's memory is free of what ran before."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
     settings = setting.engine_settings(settings)
     with LLM(settings=settings, **setting.engine_args(disable_log_stats=False, **args)) as llm:
         yield llm, Stepper(llm, settings)
@@ -105,6 +111,11 @@ def pretended(llm: LLM) -> contextlib.AbstractContextManager[None]:
     """In it prefills of a dummy compute nothing: its caches are full of random records from the start."""
     emulation = llm.llm_engine.emulation
     return contextlib.nullcontext() if emulation is None else emulation.pretended_prefill()
+
+
+def peak_gib() -> float | None:
+    """Memory of the GPU that torch has taken at most since `opened`, in GiB; None on a CPU."""
+    return torch.cuda.max_memory_reserved() / 2**30 if torch.cuda.is_available() else None
 
 
 def check_token_counts(outputs: list[RequestOutput], counted: int) -> int:

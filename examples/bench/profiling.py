@@ -123,6 +123,7 @@ def profile_steps(run: Callable[[], None], num_steps: int) -> Profile:
             for _ in range(num_steps):
                 run()
         return Profile({name: 1e3 * s / num_steps for name, s in marks.seconds.items()}, [])
+    torch.cuda.synchronize()  # what runs already was launched by nobody that is marked
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     with components_marked(), torch.profiler.profile(activities=activities) as profiler:
         for _ in range(num_steps):

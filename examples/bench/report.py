@@ -29,6 +29,8 @@ _COLUMNS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("TTFT ms p50", "ttft_ms_p50", ".1f"),
         ("TPOT ms p50", "tpot_ms_p50", ".2f"),
         ("host ms", "host_ms_per_step", ".3f"),
+        ("device idle", "device_idle_share", ".2%"),
+        ("peak GiB", "peak_gib", ".1f"),
         ("steps (dropped)", "steps", "s"),
     ),
     "prefill": (
@@ -41,6 +43,9 @@ _COLUMNS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("p90", "step_ms_p90", ".2f"),
         ("p99", "step_ms_p99", ".2f"),
         ("TTFT ms p50", "ttft_ms_p50", ".1f"),
+        ("host ms", "host_ms_per_step", ".3f"),
+        ("device idle", "device_idle_share", ".2%"),
+        ("peak GiB", "peak_gib", ".1f"),
         ("steps (dropped)", "steps", "s"),
     ),
     "trace": (

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 from deepinfer import LLM, Settings
 from deepinfer.models.deepseek_v41.rank_share import RankShare
-from examples.bench import emulated
+from examples.bench import emulated, prefill
 from examples.bench.components import StepShape, Work, step_work
 from examples.bench.decode import decode_arguments, start
 from examples.bench.engines import Stepper, opened
-from examples.bench.profiling import OTHER, Profile, profile_steps
+from examples.bench.profiling import OTHER, profile_steps
 from examples.bench.setting import Setting
 
-NUM_STEPS = 4  # that are profiled
+NUM_STEPS, NUM_PREFILL_STEPS = 4, 2  # that are profiled
+WARMUP = 4  # steps before
 NUM_KERNELS = 40  # that are listed
 
 
@@ -74,33 +77,46 @@ def text(found: dict[str, Any]) -> str:
 
 
 def measure_roofline(setting: Setting, settings: Settings) -> dict[str, Any]:
-    """Profile eager steps of a decode setting.
+    """Profile eager steps of a decode or prefill setting.
 
     Returns:
-        rows: of `rows_of`; kernels: (name, launches of a step, ms); counters: bytes of cache records that a
-        step read; emulated, skipped: of `emulated.report`.
+        rows: of `rows_of`; kernels: (name, launches of a step, ms); cache_bytes_read: of cache records, in a
+        step; emulated, skipped: of `emulated.report`.
     """
-    settings = dataclasses.replace(settings, enforce_eager=True)  # replays do not say who launched a kernel
-    setting = dataclasses.replace(setting, warmup=4, steps=NUM_STEPS)
-    with opened(setting, settings, **decode_arguments(setting)) as (llm, stepper):
-        start(llm, stepper, setting)
+    is_prefill = setting.phase == "prefill"
+    num_steps = NUM_PREFILL_STEPS if is_prefill else NUM_STEPS
+    setting = dataclasses.replace(setting, warmup=WARMUP, steps=num_steps)
+    with (_prefilling if is_prefill else _decoding)(setting, settings) as (llm, stepper, shape):
         for _ in range(setting.warmup):
             stepper.step()
         counters = llm.llm_engine.cache_counters
         before = counters.bytes_read
-        profile = profile_steps(stepper.step, NUM_STEPS)
-        read = (counters.bytes_read - before) / NUM_STEPS
-        return {**_report(llm, stepper, setting, profile), "cache_bytes_read": read}
+        profile = profile_steps(stepper.step, num_steps)
+        read = (counters.bytes_read - before) / num_steps
+        return {
+            "rows": rows_of(llm.llm_engine.model_config, setting.rank_share, shape, profile.components),
+            "kernels": profile.kernels[:NUM_KERNELS],
+            "other_ms": profile.components.get(OTHER, 0.0),
+            "cache_bytes_read": read,
+            **emulated.report(llm, setting, shape, profile.components.get("routed experts", 0.0)),
+        }
 
 
-def _report(llm: LLM, stepper: Stepper, setting: Setting, profile: Profile) -> dict[str, Any]:
-    config, share = llm.llm_engine.model_config, setting.rank_share
-    rows = 1 + setting.num_drafts
-    context = int(stepper.engine.stats.num_prefill_tokens / setting.num_requests) + rows
-    shape = StepShape(setting.num_requests, rows, rows, rows, context, setting.num_drafts)
-    return {
-        "rows": rows_of(config, share, shape, profile.components),
-        "kernels": profile.kernels[:NUM_KERNELS],
-        "other_ms": profile.components.get(OTHER, 0.0),
-        **emulated.report(llm, setting, shape, profile.components.get("routed experts", 0.0)),
-    }
+@contextlib.contextmanager
+def _decoding(setting: Setting, settings: Settings) -> Iterator[tuple[LLM, Stepper, StepShape]]:
+    """All requests decode."""
+    settings = dataclasses.replace(settings, enforce_eager=True)  # replays do not say who launched a kernel
+    with opened(setting, settings, **decode_arguments(setting)) as (llm, stepper):
+        start(llm, stepper, setting)
+        rows = 1 + setting.num_drafts
+        context = int(stepper.engine.stats.num_prefill_tokens / setting.num_requests) + rows
+        yield llm, stepper, StepShape(setting.num_requests, rows, rows, rows, context, setting.num_drafts)
+
+
+@contextlib.contextmanager
+def _prefilling(setting: Setting, settings: Settings) -> Iterator[tuple[LLM, Stepper, StepShape]]:
+    """Whole prefill steps run."""
+    lengths = prefill.Lengths.of(setting)
+    with prefill.submitted(setting, settings) as (llm, stepper, _):
+        stepper.run_until(lambda interval: interval.num_prefill_tokens == lengths.batch)
+        yield llm, stepper, lengths.shape(setting)

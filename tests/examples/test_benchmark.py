@@ -79,14 +79,24 @@ def test_what_does_not_fit_is_said(
 
 
 def test_one_rank_of_a_group(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    computed, decode = measured(
+    computed, computed_parts, decode, decode_parts = measured(
         tmp_path,
         *("--model", str(benchmark.BUNDLED), "--dummy", "--emulated_ep", "2", "--yoco_clip", "--roofline"),
         *("--context_length", "384", "--uncached", "128", "--prefill_batch_size", "256"),
         *("--prefill_steps", "1", "--decode_num_requests", "2", "--speculation", "2"),
         *("--warmup", "2", "--steps", "3"),
-    )[:2]
+    )
     assert (computed["requests_per_step"], computed["cached_tokens_per_request"]) == (2, 256)
+    for found in (computed_parts, decode_parts):
+        rows = {row["component"]: row for row in found["rows"]}
+        assert all(row["measured_ms"] > row["floor_ms"] > 0 for row in (rows["head"], rows["routed experts"]))
+        parts = sum(row["measured_ms"] for name, row in rows.items() if name != "together")
+        assert rows["together"]["measured_ms"] == pytest.approx(parts)
+        assert found["cache_bytes_read"] > 0
+    # Replay that keeps 140 tokens leaves out none of 128: experts of both requests' rows, in every layer.
+    slots = {r["component"]: r["gflop"] for r in computed_parts["rows"]}["routed experts"]
+    assert computed_parts["phase"] == "prefill roofline"
+    assert slots == pytest.approx(8 * 256 * 4 * 6 * 256 * 128 / 1e9)
     assert decode["tokens_per_request_step"] == 1 and not decode["tokens_are_meaningful"]
     assert any("dispatch" in each["what"] for each in decode["skipped"])
     text = capsys.readouterr().out

@@ -133,7 +133,7 @@ class Drafter:
             return self._device_context(features, feature_rows, batch)
         positions = batch.positions.index_select(0, feature_rows)
         seqs = batch.row_seq.index_select(0, feature_rows)
-        if batch.is_prefill:
+        if batch.is_prefill and feature_rows.shape[0] > 0:  # of no rows a GPU need not be asked
             starts = (batch.total_lens - self.window).index_select(0, seqs)
             places = (positions >= starts).nonzero().squeeze(1)
             features, positions, seqs = (t.index_select(0, places) for t in (features, positions, seqs))
