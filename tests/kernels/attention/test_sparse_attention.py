@@ -116,10 +116,11 @@ def single_keys(run_kernel: KernelRunner, pool: Tensor, is_main: bool) -> Tensor
 
 
 def test_window_records_of_every_code_and_scale(run_kernel: KernelRunner) -> None:
+    """Of every scale with which all codes are normal numbers in bfloat16."""
     numbers = [code for code in range(256) if code & 127 != 127]
     codes = torch.tensor([*numbers, *numbers, 0, 0, 0, 0], dtype=torch.uint8)
-    scales = torch.arange(16, 240).view(14, 16).to(torch.uint8)
-    pool = torch.cat([codes.expand(14, 512), scales], dim=1)[None]
+    scales = torch.arange(10, 250).clamp(max=246).view(15, 16).to(torch.uint8)
+    pool = torch.cat([codes.expand(15, 512), scales], dim=1)[None]
     values = decode_fp8(pool[0, :, :512], pool[0, :, 512:])
     assert torch.equal(values.bfloat16().float(), values)
     assert_same_bits(single_keys(run_kernel, pool, False).float(), values + 0.0)

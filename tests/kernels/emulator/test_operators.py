@@ -32,6 +32,17 @@ def test_gemm(operands: str, transpose_a: bool, transpose_b: bool, clear: bool) 
     torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
 
 
+def test_tensor_cores_count_subnormals_in_bfloat16_as_0() -> None:
+    """Not those in float16; on a GPU alike."""
+    for operands, smallest in (("bfloat16", 2.0**-126), ("float16", 2.0**-14)):
+        a = torch.full((16, 16), smallest, dtype=getattr(torch, operands))
+        a[:, 1::2] /= 2
+        b, out = torch.ones_like(a), torch.empty(16, 16)
+        EmulatedProgram(programs.gemm(16, 16, 16, operands, "float32", False, False, True))(a, b, out)
+        expected = smallest * (8 if operands == "bfloat16" else 12)
+        assert torch.equal(out, torch.full_like(out, expected)), operands
+
+
 @pytest.mark.parametrize(("axis", "clear"), [(0, True), (1, False)])
 def test_float_reductions(axis: int, clear: bool) -> None:
     x = torch.randn(6, 10)

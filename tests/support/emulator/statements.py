@@ -346,7 +346,8 @@ class Statements(Expressions):
         flags = [str(bool(int(t))).lower() for t in args[3:5]]
         m, n, k = (int(x) for x in args[5:8])
         types = ", ".join(c_type(x.dtype) for x in (c, a, b))
-        sizes = f"{', '.join(flags)}, {m}, {n}, {k}, {self.expression(args[9])}"
+        clear, flushes = self.expression(args[9]), str(not self._is_ascend).lower()
+        sizes = f"{', '.join(flags)}, {m}, {n}, {k}, {clear}, {flushes}"
         with self.together(a, b, c):
             self.write(f"gemm<{types}>({left}, {right}, {result}, {sizes});")
 

@@ -12,11 +12,17 @@ the next row's records, in its last they load the next row's queries as soon as 
 own. A row's result goes through the last tile's memory and leaves while the next row's first tile is
 multiplied.
 
-Unpacked keys are the true ones / 128, exact in bfloat16: codes become floats whose exponent is off by a
-constant, subnormals included, and a product with a power of two, or with an E4M3 scale, sets it right. (Exact
-for E8M0 bytes 17 to 254 and every E4M3 scale; at smaller bytes the smallest codes count as 0, which tensor
-cores make of subnormals. A NaN scale gives NaN. An E4M3 code of NaN under a number for a
-scale, which nothing stores, would count as 480.)
+Unpacking is exact in bfloat16: codes become floats whose exponent is off by a constant, subnormals included,
+and a product with a power of two, or with an E4M3 scale, sets it right. So that an E4M3 scale and its
+constant are one finite factor, keys of the main pool are the true ones / 128; weights make up for it.
+Tensor cores count subnormals as 0, and sums reach as far as float32:
+
+    window   the value whenever that is a normal float32; stored scales are the E8M0 bytes 105 to 247, bytes
+             10 to 246 give normal numbers for every code
+    main     every code and E4M3 scale: values / 128 lie between 2^-17 and 21
+
+A NaN scale gives NaN. (An E4M3 code of NaN under a number for a scale, which nothing stores, would count as
+480.)
 
     E4M3  s eeee mmm  ->  s 0000 eeee mmm 0000  =  value * 2^-120
     E2M1  s ee m      ->  s 000000 ee m 000000  =  value * 2^-126
@@ -51,7 +57,7 @@ UNIT = 4  # keys that a warp fetches and unpacks at once
 UNITS = KEYS // (UNIT * WARPS)  # of a warp in a tile
 MAX_KEYS = 512  # of a row in one pool
 PER_THREAD = MAX_KEYS // UNPACKERS
-SHRUNK = 128.0  # true keys / unpacked ones
+SHRUNK, SHRUNK_BITS = 128.0, 7.0  # true keys of the main pool / unpacked ones, and its logarithm
 SLACK = 8.0  # a row's largest logit may lag behind by this power of two before sums are rescaled
 NAN_PAIR = 0x7FC07FC0
 REGISTERS = 200, 168, 72  # of a thread of the first group, of the second, of one that unpacks
@@ -182,11 +188,11 @@ def _unpack_window(raw, unit, scratch, keys, buffer, warp, lane):
     for k in T.unroll(UNIT):
         four = T.shfl_sync(scales[unit], k * 4 + lane // 8)
         scale = _permuted(four, T.uint32(0), 0x4440 | T.cast(lane // 2 % 4, "uint32"))
-        factor_bits[0] = (T.min(scale, T.uint32(141)) + T.uint32(113)) * T.uint32(0x00800080)
+        factor_bits[0] = (T.min(scale, T.uint32(134)) + T.uint32(120)) * T.uint32(0x00800080)
         factor_bits[1] = T.if_then_else(
             T.cast(scale, "int32") == 255,
             T.uint32(NAN_PAIR),
-            (T.max(scale, T.uint32(141)) - T.uint32(14)) * T.uint32(0x00800080),
+            (T.max(scale, T.uint32(134)) - T.uint32(7)) * T.uint32(0x00800080),
         )
         for part in T.unroll(2):
             for half in T.unroll(2):
@@ -271,16 +277,18 @@ def _advance(raw, scratch, source, keys, counts, plan, buffer, has_next, warp, l
 
 
 @T.macro
-def _find_peaks(logits, rows, shrinks, changed, slot, first, count, scale):
+def _find_peaks(logits, rows, shrinks, changed, slot, first, count, scale, shrunk):
     """Masks what is beyond the first `count` keys, and raises the rows' peaks where a tile asks for it."""
     peak, last_peak, shrink = rows
     T.copy(peak, last_peak)
     if first + KEYS > count:
         for i, j in T.Parallel(HEADS, KEYS):
             logits[i, j] = T.if_then_else(first + j < count, logits[i, j], -T.infinity("float32"))
-    T.reduce_max(logits, peak, dim=1, clear=False)
+    T.reduce_max(logits, peak, dim=1)
     for i in T.Parallel(HEADS):
-        peak[i] = T.if_then_else((peak[i] - last_peak[i]) * scale > SLACK, peak[i], last_peak[i])
+        peak[i] = T.if_then_else(
+            (peak[i] * shrunk - last_peak[i]) * scale > SLACK, peak[i] * shrunk, last_peak[i]
+        )
         shrink[i] = T.exp2((last_peak[i] - peak[i]) * scale)
         if peak[i] > last_peak[i]:
             changed[slot] = 1
@@ -288,11 +296,12 @@ def _find_peaks(logits, rows, shrinks, changed, slot, first, count, scale):
 
 
 @T.macro
-def _weigh(logits, peak, weights, part, scale):
-    """Weights of half of a tile's keys."""
+def _weigh(logits, peak, weights, part, scale, is_window):
+    """Weights of half of a tile's keys, as much larger as its keys are smaller."""
     for i, j in T.Parallel(HEADS, KEYS // 2):
         logits[i, part * (KEYS // 2) + j] = T.exp2(
-            logits[i, part * (KEYS // 2) + j] * scale - peak[i] * scale
+            logits[i, part * (KEYS // 2) + j] * T.if_then_else(is_window, scale, scale * SHRUNK)
+            - (peak[i] * scale - T.if_then_else(is_window, 0.0, SHRUNK_BITS))
         )
     T.copy(logits[:, part * (KEYS // 2) : (part + 1) * (KEYS // 2)], weights[part, :, :])
     T.fence_proxy_async()
@@ -438,7 +447,7 @@ def kernel(arch: str):
             turns = T.cast(
                 T.cast(n * groups - block + blocks - 1, "uint32") // T.cast(blocks, "uint32"), "int32"
             )
-            factor = scale * (SHRUNK * LOG2_E)
+            factor = scale * LOG2_E
             step[0] = 0
 
             if tx < GROUP:
@@ -472,12 +481,14 @@ def kernel(arch: str):
                             T.gemm(queries, keys[parity, :, :], logits, transpose_B=True, clear_accum=True)
                         if tile + 1 == num_tiles and turn + 1 < turns:
                             T.named_barrier_arrive(READ, GROUP + UNPACKERS)
-                        first = T.if_then_else(tile < window_tiles, tile, tile - window_tiles) * KEYS
-                        count = T.if_then_else(tile < window_tiles, num_window, num_main)
-                        _find_peaks(logits, rows, shrinks, changed, parity, first, count, factor)
-                        _weigh(logits, peak, weights, 0, factor)
+                        is_window = tile < window_tiles
+                        first = T.if_then_else(is_window, tile, tile - window_tiles) * KEYS
+                        count = T.if_then_else(is_window, num_window, num_main)
+                        shrunk = T.if_then_else(is_window, 1.0, SHRUNK)
+                        _find_peaks(logits, rows, shrinks, changed, parity, first, count, factor, shrunk)
+                        _weigh(logits, peak, weights, 0, factor, is_window)
                         T.named_barrier_arrive(HALF_WEIGHED, MULTIPLIERS)
-                        _weigh(logits, peak, weights, 1, factor)
+                        _weigh(logits, peak, weights, 1, factor, is_window)
                         T.sync_threads(WEIGHED, MULTIPLIERS)
                         if tile > 0 and changed[parity] != 0:
                             _rescale(left, left_sums, left_factors, shrinks, 0, in_tensor_memory)
@@ -496,14 +507,14 @@ def kernel(arch: str):
                             )
                         T.reduce_sum(logits, tile_total, dim=1)
                         for i in T.Parallel(HEADS):
-                            total[i] = total[i] * shrink[i] + tile_total[i]
+                            total[i] = total[i] * shrink[i] + tile_total[i] / shrunk
                         if not in_tensor_memory:
                             T.wait_wgmma(0)
                         if tile + 1 == num_tiles:
                             for i in T.Parallel(HEADS):
                                 if head + i < heads:
                                     total[i] += T.exp2(sink[head + i] * LOG2_E - peak[i] * factor)
-                                total[i] = T.if_then_else(total[i] > 0, SHRUNK / total[i], 0.0)
+                                total[i] = T.if_then_else(total[i] > 0, 1.0 / total[i], 0.0)
                             T.copy(total, inverses)
                             T.sync_threads(WEIGHED, MULTIPLIERS)
                             _finish(

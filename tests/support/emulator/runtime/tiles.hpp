@@ -231,8 +231,17 @@ struct Operand {
     std::vector<uint8_t> known;
 };
 
+// A GPU's tensor cores count subnormal operands in bfloat16 as 0.
+template <class T, class W>
+inline W multiplied(W value, bool flushes) {
+    if constexpr (std::is_same_v<T, bfloat16>) {
+        if (flushes && std::fabs(value) < 0x1p-126f) return std::copysign(W(0), value);
+    }
+    return value;
+}
+
 template <class W, class T>
-inline Operand<W> gather(const Region& region, int64_t rows, int64_t columns, bool transposed) {
+inline Operand<W> gather(const Region& region, int64_t rows, int64_t columns, bool transposed, bool flushes) {
     Operand<W> result{std::vector<W>(rows * columns), std::vector<uint8_t>(rows, 1)};
     int64_t offset[MAX_RANK] = {};
     for (int64_t row = 0; row < rows; ++row) {
@@ -240,7 +249,7 @@ inline Operand<W> gather(const Region& region, int64_t rows, int64_t columns, bo
             offset[region.rank - 2] = transposed ? column : row;
             offset[region.rank - 1] = transposed ? row : column;
             const int64_t at = region.position(offset);
-            result.values[row * columns + column] = cast<W>(peek<T>(region.buffer, at));
+            result.values[row * columns + column] = multiplied<T>(cast<W>(peek<T>(region.buffer, at)), flushes);
             result.known[row] &= is_known<T>(region.buffer, at);
         }
     }
@@ -250,10 +259,10 @@ inline Operand<W> gather(const Region& region, int64_t rows, int64_t columns, bo
 // c = a b (+ c): the sum over k runs in ascending order, each product and each sum rounded to c's wide type.
 template <class C, class A, class B>
 [[gnu::optimize("O3")]] inline void gemm(const Region& a, const Region& b, const Region& c, bool transpose_a, bool transpose_b, int64_t m,
-                 int64_t n, int64_t k, bool clear) {
+                 int64_t n, int64_t k, bool clear, bool flushes) {
     using W = Wide<C>;
-    const Operand<W> left = gather<W, A>(a, m, k, transpose_a);
-    const Operand<W> right = gather<W, B>(b, n, k, !transpose_b);
+    const Operand<W> left = gather<W, A>(a, m, k, transpose_a, flushes);
+    const Operand<W> right = gather<W, B>(b, n, k, !transpose_b, flushes);
     std::vector<W> by_k(k * n), sums(n);
     for (int64_t column = 0; column < n; ++column) {
         for (int64_t at = 0; at < k; ++at) by_k[at * n + column] = right.values[column * k + at];
