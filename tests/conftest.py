@@ -14,9 +14,8 @@ import pytest
 
 # Before torch is imported: no test reaches a hub, and the caller's own settings change no result.
 os.environ["HF_HUB_OFFLINE"] = "1"
-for _name in [
-    name for name in os.environ if name.startswith("DEEPINFER_") and name != "DEEPINFER_ACCELERATOR"
-]:
+_KEPT = ("DEEPINFER_ACCELERATOR", "DEEPINFER_KERNEL_LIBRARY")  # where tests run
+for _name in [name for name in os.environ if name.startswith("DEEPINFER_") and name not in _KEPT]:
     del os.environ[_name]
 # A shell starts what runs in its background deaf to Ctrl-C, which tests send.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -8,9 +8,7 @@ asked for; it comes through page-locked memory on a second queue, so copies run 
     host                             launches N+1 ... waits for the copies' mark
 
 Steps with grammars look at their tokens between launches, and work on the pools (swap, stores) copies to and
-from pageable memory: these wait for the device inside the call, and say so to the guard. The sampling of
-ratio requests is let through as well; it launches nothing that is known to wait, but has not run under the
-guard.
+from pageable memory: these wait for the device inside the call, and say so to the guard.
 """
 
 from __future__ import annotations
@@ -127,8 +125,7 @@ class StreamExecutor:
         if self._failure is not None:
             return _failed(self._failure)
         try:
-            waits = grammars is not None or bool(inputs.host["is_ratio"].any())
-            with self._launch("launch_sample", waits=waits) as launch:
+            with self._launch("launch_sample", waits=grammars is not None) as launch:
                 self.queue.hold_for_fetches()  # it writes what the copies of the step before read
                 output = self._runner.sample(inputs, num_drafting, grammars)
                 tensors = output.tensors()

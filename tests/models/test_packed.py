@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from deepinfer.models.deepseek_v41.model import DeepseekV41Model
 from deepinfer.models.deepseek_v41.needed_rows import NeededRows
 from deepinfer.models.deepseek_v41.rows import RowSet
 from deepinfer.models.deepseek_v41.weights import Weights
+from deepinfer.settings import Settings
 from tests.checkpoint.micro import Entry, micro_files, write
 from tests.models.checks import NEAR_TIE, check_logits
 from tests.support.compare import assert_same_bits
@@ -30,6 +32,7 @@ from tests.support.forward_harness import ForwardHarness
 from tests.support.golden import golden
 from tests.support.models import fold_map, load_backbone, load_config, load_drafter
 from tests.support.paths import MODELS
+from tilelang_ops.common.kernels import use_library
 from tilelang_ops.common.packing import unpack_fp8, unpack_mxfp4
 from tilelang_ops.gemm.grouped_linear_mxfp4 import reference as grouped_linear_mxfp4
 from tilelang_ops.gemm.grouped_swiglu_mxfp4 import reference as grouped_swiglu_mxfp4
@@ -43,6 +46,8 @@ WINDOW = 128
 @functools.cache
 def packed_model(name: str, device: str = "cpu") -> tuple[DeepseekV41Model, Drafter]:
     config = load_config(name)
+    if (library := Settings.from_env().kernel_library) is not None:
+        use_library(Path(library))
     with CheckpointReader(MODELS[name]) as reader:
         weights = Weights(reader, device=device, is_packed=True, tables_on_host=True)
         model = DeepseekV41Model.load(weights, config, W8A8)

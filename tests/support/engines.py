@@ -7,6 +7,7 @@ assert_idle(llm)                                         # nothing runs, nothing
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import random
 from collections.abc import Iterator, Sequence
@@ -51,8 +52,9 @@ def make_llm(name: str = "v41-tiny", *, settings: Settings | None = None, **kwar
     """An `LLM` over "v41-tiny" or "tiny-quant"; small pools unless `kwargs` say otherwise."""
     kwargs.setdefault("max_num_seqs", 32)
     kwargs.setdefault("max_model_len", 1024)
+    settings = dataclasses.replace(settings or Settings(), kernel_library=Settings.from_env().kernel_library)
     with shared_weights():
-        return LLM(str(MODELS[name]), settings=settings or Settings(), **kwargs)
+        return LLM(str(MODELS[name]), settings=settings, **kwargs)
 
 
 def make_cold_llm(name: str = "v41-tiny", **options: Any) -> LLM:
