@@ -15,6 +15,9 @@ from deepinfer.runtime.synthetic_step import synthetic_batch
 from deepinfer.sampling.confidence import ConfidenceScale
 from deepinfer.sampling.sampler import Sampler
 from deepinfer.settings import Settings
+from deepinfer.utils.logging import get_logger
+
+logger = get_logger(__name__)
 
 NUM_ROUNDS = 3  # replays of a size, of which the fastest counts
 CONTEXT_TOKENS = 128  # of each measured sequence
@@ -35,7 +38,7 @@ def graph_sizes(settings: Settings, scheduler: SchedulerConfig, has_drafter: boo
 
 
 def build_graphs(
-    settings: Settings,
+    sizes: GraphSizes,
     queue: DeviceQueue,
     model: Model,
     drafter: Drafter | None,
@@ -44,14 +47,12 @@ def build_graphs(
     scheduler: SchedulerConfig,
     confidence_scale: ConfidenceScale,
     eos_token_id: int,
-) -> DecodeGraphs | None:
-    """Capture decode steps, while nothing runs; None where all steps are to be eager.
+) -> DecodeGraphs:
+    """Capture decode steps of some sizes, while nothing runs.
 
     Raises:
         GraphMemoryError: the device's memory does not suffice.
     """
-    if settings.enforce_eager:
-        return None
     graphs = DecodeGraphs(
         model,
         drafter,
@@ -63,7 +64,7 @@ def build_graphs(
         max_num_seqs=scheduler.max_num_seqs,
         rows_at_once=rows_at_once(model.spec.vocab_size, queue.device.type),
         capture=queue.capture(),
-        sizes=graph_sizes(settings, scheduler, drafter is not None),
+        sizes=sizes,
     )
 
     def measure(num_rows: int) -> float:
@@ -88,7 +89,10 @@ def build_graphs(
             times.append(1e3 * (time.perf_counter() - start))
         return min(times)
 
+    before = queue.used_bytes()
     graphs.build(measure)
+    graphs.num_bytes = queue.used_bytes() - before
+    logger.info("the graphs took %.1f MiB", graphs.num_bytes / (1 << 20))
     caches.counters.reset()
     return graphs
 

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from deepinfer.config import CacheConfig, SchedulerConfig
 from deepinfer.models.base import ModelSpec
 from deepinfer.runtime.cache_layout import CacheLayout
+from deepinfer.runtime.graphs import GraphSizes
 from deepinfer.runtime.model_runner import logits_bytes
 
 MIB = 1 << 20
+GRAPH_BYTES = 8 * MIB  # of a captured part's launches, at most, in the driver
 
 
 @dataclass(frozen=True)
@@ -141,6 +143,19 @@ def workspace_bytes(spec: ModelSpec, num_rows: int, itemsize: int, device_type: 
     return num_rows * spec.values_per_row * itemsize + spec.scratch_bytes + 2 * logits
 
 
+def graph_bytes(
+    spec: ModelSpec, scheduler: SchedulerConfig, sizes: GraphSizes, itemsize: int, device_type: str
+) -> int:
+    """About what captured decode steps keep: their pool, as large as the largest of them needs, and launches.
+
+    Nobody else can use the pool, so it comes on top of the workspace. Graphs run one after the other and
+    share it.
+    """
+    rows = max(sizes.rows[-1], scheduler.max_num_seqs * spec.draft_block_size if sizes.drafting else 0)
+    count = len(sizes.rows) * (len(sizes.bounds) + 1) + len(sizes.drafting)
+    return workspace_bytes(spec, rows, itemsize, device_type) + count * GRAPH_BYTES
+
+
 @dataclass(frozen=True)
 class MemoryItem:
     """One allocation, or the most that a step holds at once; on a GPU some stay on the host."""
@@ -192,6 +207,7 @@ def plan_fixed(
     itemsize: int,
     swap_bytes: int = 0,
     device_type: str = "cpu",
+    graphs: GraphSizes | None = None,
 ) -> tuple[MemoryItem, ...]:
     """What is held beside the caches; the caches get what this leaves.
 
@@ -202,6 +218,7 @@ def plan_fixed(
         itemsize: bytes of an activation.
         swap_bytes: host memory for preempted sequences.
         device_type: "cpu" or "cuda".
+        graphs: decode steps that are captured; None for none.
     """
     rows, drafts = scheduler.max_num_batched_tokens, scheduler.num_draft_tokens
     items = [
@@ -212,6 +229,11 @@ def plan_fixed(
             f"a step of {rows} rows, about; while it runs",
         ),
     ]
+    if graphs is not None:
+        num_bytes = graph_bytes(spec, scheduler, graphs, itemsize, device_type)
+        items.append(
+            MemoryItem("graphs", num_bytes, f"decode steps of up to {graphs.rows[-1]} rows, captured, about")
+        )
     if drafts:
         scores = 4 * scheduler.max_num_seqs * drafts * spec.vocab_size
         items.append(

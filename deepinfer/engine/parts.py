@@ -28,7 +28,7 @@ from deepinfer.checkpoint.token_text import TokenTable
 from deepinfer.checkpoint.tokenizer import Tokenizer
 from deepinfer.config import Arithmetic, CacheConfig, ReplayConfig, SchedulerConfig
 from deepinfer.engine.arg_utils import BLOCK_SIZE, EngineArgs
-from deepinfer.engine.decode_graphs import build_graphs
+from deepinfer.engine.decode_graphs import build_graphs, graph_sizes
 from deepinfer.engine.engine_type import EngineType
 from deepinfer.engine.kv_identity import hand_off_identity, kv_identity, prefix_salt
 from deepinfer.engine.memory_plan import MemoryPlan, plan_caches, plan_fixed
@@ -149,7 +149,10 @@ def build_parts(args: EngineArgs, settings: Settings) -> EngineParts:
     swap_bytes = args.resolve_swap_bytes()
     device_bytes = _device_bytes(device)
     weights = held_bytes(model, drafter, device=device)
-    fixed = plan_fixed(spec, scheduler, weights, itemsize, swap_bytes, device.type)
+    sizes = None  # of captured steps
+    if queue is not None and not settings.enforce_eager and args.engine_type != EngineType.PROMPT:
+        sizes = graph_sizes(settings, scheduler, drafter is not None)
+    fixed = plan_fixed(spec, scheduler, weights, itemsize, swap_bytes, device.type, sizes)
     cache = args.resolve_cache(
         scheduler,
         settings,
@@ -225,9 +228,9 @@ def build_parts(args: EngineArgs, settings: Settings) -> EngineParts:
     if queue is not None:
         queue.drain()  # weights and pools were not made by its launches
         runner.timers = QueueTimers(queue.mark)
-        if args.engine_type != EngineType.PROMPT:
+        if sizes is not None:
             runner.graphs = build_graphs(
-                settings,
+                sizes,
                 queue,
                 model,
                 drafter,

@@ -61,6 +61,9 @@ class DeviceQueue(Protocol):
     def drain(self) -> None:
         """Wait until everything launched on the device has run, also beside the queue."""
 
+    def used_bytes(self) -> int:
+        """Memory of the device that is in use, by whomever; what torch holds in reserve is given back."""
+
 
 class GraphMemoryError(RuntimeError):
     """A graph did not fit into the device's memory."""

@@ -91,6 +91,11 @@ class CudaQueue:
     def drain(self) -> None:
         torch.cuda.synchronize(self.device)
 
+    def used_bytes(self) -> int:
+        torch.cuda.empty_cache()
+        free, total = torch.cuda.mem_get_info(self.device)
+        return total - free
+
 
 class _StreamMark:
     """An event of one stream."""

@@ -66,6 +66,9 @@ class DecodeGraphs:
         rows_at_once: rows whose logits exist at the same time.
         capture: makes a graph.
         sizes: what to capture.
+
+    Attributes:
+        num_bytes: of the device's memory that capturing took, where the one who builds has measured it.
     """
 
     def __init__(
@@ -94,6 +97,7 @@ class DecodeGraphs:
         self._rows_at_once = rows_at_once
         self._capture = capture
         self.sizes = sizes
+        self.num_bytes = 0
         device = caches.slots.device
         self._block_size = caches.layout.block_size
         self._buffers = StepBuffers(

@@ -11,6 +11,7 @@ import torch
 from deepinfer.engine import arg_utils, parts
 from deepinfer.engine.arg_utils import EngineArgs
 from deepinfer.engine.memory_plan import (
+    GRAPH_BYTES,
     CacheDemand,
     MemoryItem,
     MemoryPlan,
@@ -19,10 +20,12 @@ from deepinfer.engine.memory_plan import (
     most_seqs,
     poorest,
     slots_for,
+    workspace_bytes,
 )
 from deepinfer.runtime.memory import held_bytes
 from deepinfer.settings import Settings
 from tests.support.engines import generate, greedy, make_llm, prompt_of
+from tests.support.fake_queue import FakeQueue, fake_device
 
 DEMAND = CacheDemand(
     max_model_len=1000, max_num_seqs=10, slots_ratio=1.2, block_size=128
@@ -210,3 +213,20 @@ def test_advice_works_in_an_engine(limits, advice):
         r"lower (\w+) to (\d+)", str(error.value)[str(error.value).index(advice) :]
     ).groups()
     make_llm(**{**limits, name: int(value)}).close()
+
+
+def test_captured_steps_have_a_place_of_their_own() -> None:
+    """Their pool is nobody else's: the caches of a GPU get what it leaves."""
+    queue = FakeQueue()
+    with fake_device(queue), make_llm(max_num_seqs=4, settings=Settings(graph_interval=8)) as llm:
+        engine = llm.llm_engine
+        graphs, sizes = engine.memory_plan["graphs"], engine.model_runner.graphs.sizes
+        spec = engine.model_runner._model.spec
+        most = workspace_bytes(spec, 4 * (1 + engine.scheduler_config.num_draft_tokens), 4)
+        count = sum(name.startswith(("a forward", "sampling", "drafts")) for name in queue.captured)
+        assert list(sizes.rows) == [1, 2, 4, 8, 16, 24] and f"up to {sizes.rows[-1]} rows" in graphs.why
+        assert graphs.num_bytes == most + count * GRAPH_BYTES
+        assert engine.memory_plan.num_bytes == sum(item.num_bytes for item in engine.memory_plan.items)
+    for settings in (Settings(enforce_eager=True), Settings(num_draft_tokens=0, enforce_eager=True)):
+        with fake_device(FakeQueue()), make_llm(max_num_seqs=4, settings=settings) as llm:
+            assert all(item.name != "graphs" for item in llm.llm_engine.memory_plan.items)

@@ -179,6 +179,15 @@ def test_measured_sizes(engine_of):
     assert set(graphs._proposals) == set(candidate_sizes(NUM_SEQS))
 
 
+@pytest.mark.parametrize("run", ["graphs", "graphs of measured sizes"])
+def test_the_plan_has_room_for_the_graphs(engine_of, run):
+    """Measured around the capture, kernels that it loaded included."""
+    engine = engine_of(run).llm_engine
+    taken, planned = engine.model_runner.graphs.num_bytes, engine.memory_plan["graphs"].num_bytes
+    print(f"{run}: {taken / 2**20:.1f} MiB taken, {planned / 2**20:.1f} planned")
+    assert 0 < taken <= planned
+
+
 def test_a_hidden_wait_is_an_error(alone):
     def wait(logits: torch.Tensor) -> None:
         logits.sum().item()

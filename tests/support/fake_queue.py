@@ -82,6 +82,9 @@ class FakeQueue:
     def drain(self) -> None:
         pass
 
+    def used_bytes(self) -> int:
+        return 0
+
     def capture(self) -> Callable[[Callable[[], None], str], Callable[[], None]]:
         def capture(work: Callable[[], None], name: str) -> Callable[[], None]:
             def replay() -> None:
