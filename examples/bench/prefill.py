@@ -23,6 +23,7 @@ from examples.bench.prompts import drawn
 from examples.bench.setting import Setting
 
 BLOCK = 128
+PREFIX = "prefix"  # of names of requests that fill the cache
 NUM_ALONE = 5  # requests that come alone, whose time to the first token is taken
 
 
@@ -96,6 +97,7 @@ def measure_prefill(setting: Setting, settings: Settings) -> dict[str, Any]:
         stepper.finish()
         emulation = emulated.report(llm, setting, lengths.shape(setting))
         times = _alone(stepper, alone)
+        _check_found(stepper, lengths)
         num_tokens = check_token_counts(stepper.outputs, llm.llm_engine.stats.num_output_tokens)
     kept = without_flushes(intervals.values, stepper.flush_every)
     return {
@@ -142,15 +144,17 @@ def submitted(
         max_num_batched_tokens=max(lengths.batch, max_num_seqs * (1 + setting.num_drafts)),
         num_blocks=at_once * blocks_per_request + (max_num_seqs + at_once) * own_blocks + 2,
         num_prefix_states=4 * at_once,
+        prefix_state_interval=cached,
     ) as (llm, stepper):
         banned = (*llm.get_tokenizer().internal_ids, llm.get_tokenizer().eos_token_id)
         vocab_size = llm.llm_engine.vocab_size
-        prefixes = drawn(at_once, cached + 1, vocab_size, banned, setting.seed)
+        # As long as the others: with bounded replay only prompts of one length share what they computed.
+        prefixes = drawn(at_once, lengths.context, vocab_size, banned, setting.seed)
         tails = drawn(num_requests + num_alone, lengths.uncached, vocab_size, banned, setting.seed + 1)
         if cached:
             with pretended(llm):
                 for row in range(at_once):
-                    stepper.submit(f"prefix {row}", prefixes[row], _one_token(row))
+                    stepper.submit(f"{PREFIX} {row}", prefixes[row], _one_token(row))
                 stepper.finish()
         prompts = [
             np.concatenate([prefixes[row % at_once if row < num_requests else 0, :cached], tail])
@@ -178,6 +182,14 @@ def _measure(llm: LLM, stepper: Stepper, setting: Setting, batch: int) -> _Measu
     after, seconds = HostTimes.of(llm), sum(each.ms for each in values) / 1e3
     host_ms = 1e3 * (after.work - before.work) / len(values)
     return _Measured(values[1:], host_ms, (after.idle - before.idle) / seconds)
+
+
+def _check_found(stepper: Stepper, lengths: Lengths) -> None:
+    """Raises RuntimeError where a measured prompt was not found in the prefix cache as far as it should."""
+    prompts = [output for output in stepper.outputs if not output.request_id.startswith(PREFIX)]
+    found = sorted({output.num_cached_tokens for output in prompts})
+    if found != [lengths.cached]:
+        raise RuntimeError(f"the prefix cache gave prompts {found} tokens instead of {lengths.cached}")
 
 
 def _alone(stepper: Stepper, prompts: list[np.ndarray]) -> list[float | None]:

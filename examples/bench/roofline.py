@@ -11,7 +11,7 @@ from deepinfer import LLM, Settings
 from deepinfer.models.deepseek_v41.rank_share import RankShare
 from examples.bench import emulated, prefill
 from examples.bench.components import StepShape, Work, step_work
-from examples.bench.decode import decode_arguments, start
+from examples.bench.decode import PROMPT_ROOM, decode_arguments, start
 from examples.bench.engines import Stepper, opened
 from examples.bench.profiling import OTHER, profile_steps
 from examples.bench.setting import Setting
@@ -109,7 +109,9 @@ def _decoding(setting: Setting, settings: Settings) -> Iterator[tuple[LLM, Stepp
     with opened(setting, settings, **decode_arguments(setting)) as (llm, stepper):
         start(llm, stepper, setting)
         rows = 1 + setting.num_drafts
-        context = int(stepper.engine.stats.num_prefill_tokens / setting.num_requests) + rows
+        # Begun requests have computed no prompt.
+        prompts = int(stepper.engine.stats.num_prefill_tokens / setting.num_requests)
+        context = (prompts or setting.context_length or PROMPT_ROOM) + rows
         yield llm, stepper, StepShape(setting.num_requests, rows, rows, rows, context, setting.num_drafts)
 
 
