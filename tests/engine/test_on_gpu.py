@@ -163,6 +163,7 @@ def test_ratio_verification(engine_of):
 
 @pytest.mark.parametrize("run", ["graphs", "eager"])
 def test_grammars(engine_of, alone, run):
+    pytest.importorskip("xgrammar")
     found = facts(generate(engine_of(run), *structured()))
     assert found == alone("structured")
     words = SHAPES["choice"]["schema"]
