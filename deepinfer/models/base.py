@@ -142,7 +142,7 @@ class DraftContext:
     Attributes:
         features: [F, width] from the backbone.
         positions: [F] int32.
-        state_slots: [F] int32 of the rows' sequences.
+        state_slots: [F] int32 or int64 of the rows' sequences.
         max_length: most tokens that a sequence of the step has.
     """
 

@@ -220,7 +220,9 @@ def swiglu(
     return out
 
 
-def gate_streams(streams: Tensor, key_value: Tensor, weight: Tensor, eps: float) -> Tensor:
+def gate_streams(
+    streams: Tensor, key_value: Tensor, weight: Tensor, eps: float, passes: Tensor | None = None
+) -> Tensor:
     """`tilelang_ops.engram.gate_streams`."""
     key_value = key_value.contiguous()
     out = torch.empty_like(streams)
@@ -234,7 +236,7 @@ def gate_streams(streams: Tensor, key_value: Tensor, weight: Tensor, eps: float)
         streams.shape[2] ** -0.5,
         out.data_ptr(),
     )
-    return out
+    return out if passes is None else torch.where(passes.view(-1, 1, 1), streams, out)
 
 
 def store_window(values: Tensor, pool: Tensor, index: Tensor) -> None:

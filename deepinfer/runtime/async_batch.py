@@ -77,7 +77,9 @@ class DeviceStep:
     confidences: Tensor | None = None
 
 
-def correct_batch(batch: Batch, remap: Remap, previous: DeviceStep, vocab: NgramVocab | None) -> Batch:
+def correct_batch(
+    batch: Batch, remap: Remap, previous: DeviceStep, vocab: NgramVocab | None, *, in_place: bool = False
+) -> Batch:
     """The batch of a decode step as it really is.
 
     Args:
@@ -85,6 +87,7 @@ def correct_batch(batch: Batch, remap: Remap, previous: DeviceStep, vocab: Ngram
         remap: which sequences to correct.
         previous: the step that was in flight when this one was planned.
         vocab: None when the model hashes no n-grams.
+        in_place: write over the tensors as planned.
     """
     rows = correct_rows(
         batch.input_ids,
@@ -103,12 +106,15 @@ def correct_batch(batch: Batch, remap: Remap, previous: DeviceStep, vocab: Ngram
         token_map=None if vocab is None else vocab.token_map,
         is_barrier=None if vocab is None else vocab.is_barrier,
         pad_id=0 if vocab is None else vocab.pad_id,
+        in_place=in_place,
     )
-    return dataclasses.replace(batch, **rows._asdict())
+    return batch if in_place else dataclasses.replace(batch, **rows._asdict())
 
 
-def deal(batch: Batch, remap: Remap, previous: DeviceStep) -> Batch:
-    """A planned decode step with its rows dealt by the newest confidences; `correct_batch` comes next.
+def deal(batch: Batch, remap: Remap, previous: DeviceStep) -> tuple[Batch, Tensor]:
+    """A planned decode step with its rows dealt by the newest confidences, and the rows of each sequence.
+
+    `correct_batch` comes next.
 
     Args:
         batch: the step as planned.
@@ -118,7 +124,7 @@ def deal(batch: Batch, remap: Remap, previous: DeviceStep) -> Batch:
     seqlens_q = redistribute(
         batch.num_rows, remap.rows, previous.confidences, remap.limits, remap.confidence_odds
     )
-    return with_seqlens_q(batch, seqlens_q)
+    return with_seqlens_q(batch, seqlens_q), seqlens_q
 
 
 def with_seqlens_q(batch: Batch, seqlens_q: Tensor) -> Batch:

@@ -17,7 +17,7 @@ from deepinfer.platform.base import DeviceQueue
 from deepinfer.runtime.async_batch import Remap
 from deepinfer.runtime.batch import Batch, CacheCopies
 from deepinfer.sampling.inputs import SamplingInputs
-from deepinfer.utils.host_memory import PackedArrays, split
+from deepinfer.utils.host_memory import split
 
 
 class BatchBuilder:
@@ -48,7 +48,7 @@ class BatchBuilder:
 
         The latter two are None when there is nothing. Call right after the plan was made.
         """
-        host, views, packed = self._views(plan, self._core.batch_layout, self._core.fill_batch)
+        host, views = self._views(plan, self._core.batch_layout, self._core.fill_batch)
         batch = Batch(
             **{name: views[name] for name in Batch.tensor_names()},
             max_seqlen_k=plan.max_seqlen_k,
@@ -56,7 +56,6 @@ class BatchBuilder:
             replay=self._replay,
             host=host if plan.is_prefill else None,  # decode rows may be corrected on the device
             planned={name: array.numpy() for name, array in host.items()},
-            packed=packed,
         )
         copies = None
         if plan.has_copies:
@@ -78,8 +77,8 @@ class BatchBuilder:
 
     def _views(
         self, plan: Any, layout_of: Callable[[Any], Any], fill: Callable[[Any, Any], None]
-    ) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor], PackedArrays]:
-        """The arrays by name, on the host and on the device (the same tensors on a CPU), and their buffer.
+    ) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
+        """The arrays by name, on the host and on the device (the same tensors on a CPU).
 
         The host's are good until the ring comes round, some steps later.
         """
@@ -92,8 +91,8 @@ class BatchBuilder:
         fill(plan, buffer.numpy())
         host = split(buffer, entries)
         if ring is None:
-            return host, host, PackedArrays.of(buffer, entries)
+            return host, host
         with self._queue.launching():
             device = buffer.to(self._device, non_blocking=True)
         ring.copied()
-        return host, split(device, entries), PackedArrays.of(device, entries)
+        return host, split(device, entries)

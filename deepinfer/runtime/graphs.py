@@ -31,6 +31,7 @@ from deepinfer.sampling.inputs import SamplingInputs
 from deepinfer.sampling.sampler import RowParameters, Sampler, SampleResult
 from deepinfer.sampling.verify import Verified, verify_decode
 from deepinfer.utils.logging import get_logger
+from tilelang_ops.step_inputs import draft_rows
 
 logger = get_logger(__name__)
 
@@ -188,10 +189,7 @@ class DecodeGraphs:
         self._buffers.put_sampling(inputs)
         self._captured_sample(rows)()
         chosen = SampleResult(self._tokens[:num_rows], self._faults[:num_rows], None, None, None, None)
-        parts = self._verified
-        return chosen, Verified(
-            parts.emitted[:num_seqs], parts.num_emitted[:num_seqs], parts.final_rows[:num_seqs]
-        )
+        return chosen, self._verified.of(num_seqs)
 
     def can_propose(self, num_seqs: int) -> bool:
         """Whether a graph proposes drafts for so many sequences."""
@@ -251,43 +249,45 @@ class DecodeGraphs:
         for start in range(0, rows, self._rows_at_once):
             stop = min(start + self._rows_at_once, rows)
             logits = self._model.compute_logits(self._hidden[start:stop])
-            tokens, faults = self._sampler.choose(logits, parameters.slice(start, stop))
-            self._tokens[start:stop].copy_(tokens)
-            self._faults[start:stop].copy_(faults)
-        verified = verify_decode(
+            out = self._tokens[start:stop], self._faults[start:stop]
+            self._sampler.choose(logits, parameters.slice(start, stop), out)
+        verify_decode(
             self._tokens[:rows],
             self._buffers.sampling("draft_ids", rows),
             self._faults[:rows],
             self._buffers.sampling("row_offsets", num_seqs + 1),
             self._num_draft_tokens + 1,
             fused=True,
+            out=self._verified.of(num_seqs),
         )
-        self._verified.emitted[:num_seqs].copy_(verified.emitted)
-        self._verified.num_emitted[:num_seqs].copy_(verified.num_emitted)
-        self._verified.final_rows[:num_seqs].copy_(verified.final_rows.clamp(max=rows - 1))
 
     def _propose(self, num_seqs: int) -> None:
         max_rows = self._buffers.max_rows
         batch = self._buffers.batch(max_rows, num_seqs, self.sizes.bounds[-1], 1)
-        verified, final = self._verified, self._verified.final_rows[:num_seqs].long()
-        parameters = RowParameters(
-            *(self._buffers.sampling(name, max_rows).index_select(0, final) for name in ROW_PARAMETERS)
-        )
-        last = (verified.num_emitted[:num_seqs] - 1).clamp(min=0).long()
-        proposal = self._drafter.propose(
-            verified.emitted[:num_seqs].gather(1, last[:, None]).squeeze(1),
-            batch.positions.index_select(0, final) + 1,
+        verified = self._verified.of(num_seqs)
+        rows = draft_rows(
+            verified.emitted,
+            verified.num_emitted,
+            verified.final_rows,
+            batch.positions,
+            batch.output_rows,
             batch.state_slots,
-            self._caches,
-            PlainDrafts(self._sampler, parameters),
+            tuple(self._buffers.sampling(name, max_rows) for name in ROW_PARAMETERS),
             self._num_draft_tokens,
         )
-        self._drafts[:num_seqs].copy_(proposal.tokens)
-        self._confidence_logits[:num_seqs].copy_(proposal.confidence_logits)
-        self._confidences[:num_seqs].copy_(
-            self._confidence_scale.before_end(
-                proposal.confidence_logits, proposal.tokens == self._eos_token_id
-            )
+        proposal = self._drafter.propose(
+            rows.anchors,
+            rows.positions,
+            rows.state_slots,
+            self._caches,
+            PlainDrafts(self._sampler, rows),
+            self._num_draft_tokens,
+        )
+        self._confidence_scale.finish(
+            proposal.tokens,
+            proposal.confidence_logits,
+            self._eos_token_id,
+            tuple(part[:num_seqs] for part in (self._drafts, self._confidences, self._confidence_logits)),
         )
 
     def _num_seqs(self, rows: int) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from deepinfer.models.base import DraftContext, Drafter, ForwardOutput, LayerGate, Model
+from deepinfer.models.base import DraftContext, Drafter, ForwardOutput, LayerGate, Model, Proposal
 from deepinfer.runtime.async_batch import DeviceStep, NgramVocab, Remap, correct_batch, deal
 from deepinfer.runtime.batch import Batch, CacheCopies
 from deepinfer.runtime.caches import Caches
@@ -25,7 +25,8 @@ from deepinfer.sampling.sampler import RowParameters, Sampler, SampleResult
 from deepinfer.sampling.verify import Verified, verify_decode, verify_prefill
 from deepinfer.structured_output.step import StepGrammars
 from deepinfer.utils.timer import SectionTimers, Timers
-from deepinfer.utils.upload import upload_one
+from deepinfer.utils.upload import upload
+from tilelang_ops.step_inputs import draft_rows
 
 __all__ = ["ModelRunner", "StepOutput", "StepResult"]
 
@@ -118,9 +119,8 @@ class ModelRunner:
         with self.timers.timed("forward"):
             if remap is not None and self._last is not None:
                 if remap.limits is not None:
-                    batch = deal(batch, remap, self._last)
-                    seqlens_q = batch.cu_seqlens_q.diff()
-                batch = correct_batch(batch, remap, self._last, self._ngram_vocab)
+                    batch, seqlens_q = deal(batch, remap, self._last)
+                batch = correct_batch(batch, remap, self._last, self._ngram_vocab, in_place=self._is_queued)
             self._batch, self._copies = batch, copies
         return seqlens_q
 
@@ -285,6 +285,8 @@ class ModelRunner:
         """The token of every row, the plain sampler's but for ratio requests; few logits exist at once."""
         num_rows = hidden.shape[0]
         rows = rows_at_once(self._model.spec.vocab_size, hidden.device.type)
+        if self._is_queued and inputs.is_plain and self._watcher is None:
+            return self._choose_plainly(hidden, RowParameters.of(inputs), rows)
         if num_rows <= rows:
             return self._sampler.sample(self._logits(hidden), inputs, ratio)
         parts = []
@@ -294,6 +296,17 @@ class ModelRunner:
             part = None if ratio is None else ratio.slice(start, stop)
             parts.append(self._sampler.sample(logits, inputs.slice(start, stop), part))
         return _concatenate(parts)
+
+    def _choose_plainly(self, hidden: Tensor, parameters: RowParameters, rows: int) -> SampleResult:
+        """The same for rows without further wishes."""
+        tokens = torch.empty(hidden.shape[0], dtype=torch.int32, device=hidden.device)
+        faults = torch.empty_like(tokens, dtype=torch.uint8)
+        for start in range(0, hidden.shape[0], rows):
+            part = slice(start, min(start + rows, hidden.shape[0]))
+            logits = self._model.compute_logits(hidden[part])
+            out = tokens[part], faults[part]
+            self._sampler.choose(logits, parameters.slice(part.start, part.stop), out)
+        return SampleResult(tokens, faults, None, None, None, None)
 
     def _logits(self, hidden: Tensor) -> Tensor:
         logits = self._model.compute_logits(hidden)
@@ -306,7 +319,7 @@ class ModelRunner:
         width = self._num_draft_tokens + 1
         offsets = inputs.row_offsets
         if batch.is_prefill:
-            return verify_prefill(chosen.token_ids, batch.total_lens == batch.seqlens_k, offsets, width)
+            return verify_prefill(chosen.token_ids, batch.total_lens, batch.seqlens_k, offsets, width)
         return verify_decode(
             chosen.token_ids, inputs.draft_ids, chosen.faults, offsets, width, fused=self._is_queued
         )
@@ -321,49 +334,74 @@ class ModelRunner:
     ) -> _Drafted:
         """The next step's drafts of the sequences from `first_drafting` on."""
         num_seqs, width = batch.num_seqs, self._num_draft_tokens
-        drafts = batch.input_ids.new_zeros(num_seqs, width)
-        drafts[:first_drafting] = -1  # none
-        confidences = torch.zeros(num_seqs, width, device=drafts.device)
-        drafted = _Drafted(drafts, confidences, torch.zeros_like(confidences))
+        device = batch.input_ids.device
+        drafted = _Drafted(
+            batch.input_ids.new_empty(num_seqs, width), *torch.empty(2, num_seqs, width, device=device)
+        )
         offsets = inputs.host["row_offsets"]
         host_seqs = np.arange(first_drafting, num_seqs)
-        seqs: Tensor | slice = slice(first_drafting, None)
+        seqs = places = None
         if batch.is_prefill:
             # A prefill's sequences with an output row may still be scoring their prompt only.
             samples = _on_host(batch, "total_lens") == _on_host(batch, "seqlens_k")
             host_seqs = host_seqs[(samples & (np.diff(offsets) > 0))[first_drafting:]]
-            seqs = upload_one(host_seqs, drafts.device)
+            host_places = np.full(num_seqs, -1, dtype=np.int32)
+            host_places[host_seqs] = np.arange(host_seqs.shape[0])
+            seqs, places = upload([host_seqs.astype(np.int32), host_places], device)
         if host_seqs.shape[0] == 0:
-            return drafted
-        final = verified.final_rows[seqs].long()
-        first_rows = offsets[1:] - 1 if batch.is_prefill else offsets[:-1]
-        if self._is_queued and inputs.is_plain:
-            chooser: PlainDrafts | DraftChooser = PlainDrafts(self._sampler, RowParameters.of(inputs, final))
+            tokens, logits = batch.input_ids.new_empty(0, width), torch.empty(0, width, device=device)
         else:
+            proposal = self._proposal(batch, inputs, verified, grammars, host_seqs, seqs)
+            tokens, logits = proposal.tokens, proposal.confidence_logits
+        self._confidence_scale.finish(
+            tokens,
+            logits,
+            self._eos_token_id,
+            (drafted.tokens, drafted.confidences, drafted.logits),
+            places,
+            first_drafting,
+        )
+        return drafted
+
+    def _proposal(
+        self,
+        batch: Batch,
+        inputs: SamplingInputs,
+        verified: Verified,
+        grammars: StepGrammars | None,
+        host_seqs: np.ndarray,
+        seqs: Tensor | None,
+    ) -> Proposal:
+        """Drafts of some sequences, [n] on the host and on the device; None there for the last ones."""
+        rows = draft_rows(
+            verified.emitted,
+            verified.num_emitted,
+            verified.final_rows,
+            batch.positions,
+            batch.output_rows,
+            batch.state_slots,
+            tuple(vars(RowParameters.of(inputs)).values()),
+            self._num_draft_tokens,
+            seqs,
+            int(host_seqs[0]),
+        )
+        if self._is_queued and inputs.is_plain:
+            chooser: PlainDrafts | DraftChooser = PlainDrafts(self._sampler, rows)
+        else:
+            offsets = inputs.host["row_offsets"]
+            first_rows = offsets[1:] - 1 if batch.is_prefill else offsets[:-1]
             chooser = DraftChooser(
                 self._sampler,
                 inputs,
                 first_rows[host_seqs],
-                inputs.token_index[final],
-                batch.state_slots[seqs],
+                rows.token_index[0] - 1,
+                rows.state_slots,
                 self.draft_scores if inputs.host["is_ratio"].any() else None,
                 None if grammars is None else grammars.drafting(host_seqs, inputs.device),
             )
-        last = (verified.num_emitted[seqs] - 1).clamp(min=0).long()
-        proposal = self._drafter.propose(
-            verified.emitted[seqs].gather(1, last[:, None]).squeeze(1),
-            batch.positions[batch.output_rows[final].long()] + 1,
-            batch.state_slots[seqs],
-            self._caches,
-            chooser,
-            width,
+        return self._drafter.propose(
+            rows.anchors, rows.positions, rows.state_slots, self._caches, chooser, self._num_draft_tokens
         )
-        drafts[seqs] = proposal.tokens
-        drafted.logits[seqs] = proposal.confidence_logits
-        confidences[seqs] = self._confidence_scale.before_end(
-            proposal.confidence_logits, proposal.tokens == self._eos_token_id
-        )
-        return drafted
 
 
 def logits_bytes(device_type: str) -> int:

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from deepinfer.runtime.batch import Batch
 from deepinfer.sampling.inputs import SamplingInputs
-from deepinfer.utils.host_memory import PackedArrays
 from deepinfer.utils.upload import upload_one
 from tilelang_ops.step_inputs import pad_inputs
 
+MAX_TABLES = 256  # on the device, of some hundred bytes
 _ONE = int(np.float32(1).view(np.int32))
 
 # Name -> words of an element, what the rest is filled with.
@@ -138,6 +138,7 @@ class _Region:
             self._starts[name] = end
             end += (rows * width + 63) // 64 * 64  # as aligned as kernels could want
         self._words = torch.zeros(end, dtype=torch.int32, device=device)
+        self._tables: dict[tuple[tuple[int, ...], ...], Tensor] = {}
 
     def view(self, name: str, count: int) -> Tensor:
         """int32 [count * words of a row], the front of an array."""
@@ -165,35 +166,48 @@ class _Region:
             fills: by name, the words to fill up with; 0 where there is none.
             shapes: by name, rows and width of the table that is to be filled; the whole buffer where missing.
         """
-        packed = pack(record, names)
-        table = np.zeros((len(names), 7), dtype=np.int32)
-        for entry, name in zip(table, names, strict=True):
-            start, rows, width = packed.places[name]
-            full_rows, full_width = shapes.get(name, self._shapes[name])
-            assert rows <= full_rows and width <= full_width, (
-                f"{name=} {rows=} {width=} {full_rows=} {full_width=}"
-            )
-            entry[:] = start, rows, width, self._starts[name], full_rows, full_width, fills.get(name, 0)
-        table = table[table[:, 4] * table[:, 5] > 0]
-        pad_inputs(packed.words, upload_one(table, self._words.device), self._words)
+        for words, places in pack(record, names):
+            table = []
+            for name, (start, rows, width) in places.items():
+                full_rows, full_width = shapes.get(name, self._shapes[name])
+                assert rows <= full_rows and width <= full_width, (
+                    f"{name=} {rows=} {width=} {full_rows=} {full_width=}"
+                )
+                if full_rows * full_width > 0:
+                    buffer = self._starts[name], full_rows, full_width
+                    table.append((start, rows, width, *buffer, fills.get(name, 0)))
+            if table:
+                pad_inputs(words, self._table(tuple(table)), self._words)
+
+    def _table(self, entries: tuple[tuple[int, ...], ...]) -> Tensor:
+        """Entries of `pad_inputs`' table on the device; steps of one shape have the same."""
+        if entries not in self._tables:
+            if len(self._tables) >= MAX_TABLES:
+                self._tables.clear()
+            self._tables[entries] = upload_one(np.array(entries, dtype=np.int32), self._words.device)
+        return self._tables[entries]
 
 
-def pack(record: Batch | SamplingInputs, names: tuple[str, ...]) -> PackedArrays:
-    """A record's arrays in one buffer: the one that they came in, with those behind it that were changed."""
-    base = record.packed
-    parts: list[Tensor] = [] if base is None else [base.words]
-    end = 0 if base is None else base.words.shape[0]
-    places = {}
+def pack(
+    record: Batch | SamplingInputs, names: tuple[str, ...]
+) -> list[tuple[Tensor, dict[str, tuple[int, int, int]]]]:
+    """A record's arrays by the memory that they lie in: mostly that which they came in together.
+
+    Returns:
+        words int32 [n] of each piece of memory, and by name an array's first word, rows and words of a row.
+    """
+    found: dict[int, tuple[Tensor, dict[str, tuple[int, int, int]]]] = {}
+    key = 0
     for name in names:
         array = getattr(record, name)
-        if array.numel() == 0:
-            places[name] = (0, 0, 0)
-            continue
-        if base is not None and array.data_ptr() == base.words.data_ptr() + 4 * base.places[name][0]:
-            places[name] = base.places[name]
-            continue
-        flat = array.contiguous().view(array.shape[0], -1).view(torch.int32)
-        places[name] = (end, flat.shape[0], flat.shape[1])
-        parts.append(flat.view(-1))
-        end += flat.numel()
-    return PackedArrays(parts[0] if len(parts) == 1 else torch.cat(parts), places)
+        storage = array.untyped_storage()
+        if array.numel() > 0 or not found:  # what is empty is anywhere
+            key = storage._cdata
+        if key not in found:
+            words = torch.empty(0, dtype=torch.int32, device=array.device)
+            found[key] = words.set_(storage, 0, (storage.nbytes() // 4,)), {}
+        assert array.is_contiguous(), f"{name}: {array.stride()=}"
+        rows, words_per_element = array.shape[0], array.itemsize // 4
+        width = words_per_element * (array.numel() // rows) if rows else 1
+        found[key][1][name] = array.storage_offset() * words_per_element, rows, width
+    return list(found.values())

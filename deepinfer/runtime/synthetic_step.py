@@ -15,6 +15,7 @@ from deepinfer.runtime.caches import Caches
 from deepinfer.runtime.model_runner import ModelRunner
 from deepinfer.runtime.step_time import StepSize
 from deepinfer.sampling.inputs import SamplingInputs
+from deepinfer.utils.upload import upload
 
 _STRIDE = 40_503  # between the token ids of rows; odd, so that ids do not repeat soon
 
@@ -100,11 +101,9 @@ def synthetic_batch(
         max_seqlen_k=length,
         is_prefill=False,
     )
-    tensors = {name: getattr(batch, name) for name in Batch.tensor_names()}
-    host = {name: tensor.numpy() for name, tensor in tensors.items()}
-    return dataclasses.replace(
-        batch, **{name: tensor.to(device) for name, tensor in tensors.items()}, planned=host
-    )
+    host = {name: getattr(batch, name).numpy() for name in Batch.tensor_names()}
+    tensors = dict(zip(host, upload(list(host.values()), torch.device(device)), strict=True))
+    return dataclasses.replace(batch, **tensors, planned=host)
 
 
 def synthetic_inputs(
@@ -136,4 +135,5 @@ def synthetic_inputs(
         "bias_values": torch.zeros(0),
         "allowed_offsets": torch.zeros(1, dtype=torch.int32),
     }
-    return SamplingInputs.from_host(host, {name: tensor.to(device) for name, tensor in host.items()})
+    tensors = upload([tensor.numpy() for tensor in host.values()], torch.device(device))
+    return SamplingInputs.from_host(host, dict(zip(host, tensors, strict=True)))

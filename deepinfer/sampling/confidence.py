@@ -19,11 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tilelang_ops.common.numerics import sigmoid
+from tilelang_ops.sampling import finish_drafts
 
 FILE_FORMAT = "deepinfer-confidence-1"
 MIN_TEMPERATURE = 1e-5
-MAX_LOGIT = 60.0
 
 
 @dataclass(frozen=True)
@@ -43,18 +42,27 @@ class ConfidenceScale:
         """The same on another device."""
         return ConfidenceScale(self.temperatures.to(device), self.offsets.to(device))
 
-    def before_end(self, logits: Tensor, is_end: Tensor) -> Tensor:
-        """Confidences of drafts [n, k], 0 behind a draft that ends the sequence: nothing there is worth it.
+    def finish(
+        self,
+        tokens: Tensor,
+        logits: Tensor,
+        eos_token_id: int,
+        out: tuple[Tensor, Tensor, Tensor],
+        places: Tensor | None = None,
+        first: int = 0,
+    ) -> None:
+        """A step's drafts, confidences and raw logits: those that were proposed, and what stands for others.
+
+        Behind a draft that ends the sequence the confidence is 0: nothing there is worth it.
 
         Args:
-            logits: [n, k] float32 raw.
-            is_end: [n, k] bool, the draft is an end of sequence.
+            tokens: [n, k] int32 and
+            logits: [n, k] float32 of n sequences.
+            eos_token_id: ends a sequence.
+            out, places, first: as for `finish_drafts`.
         """
-        return self.confidences(logits).masked_fill(is_end.cumsum(1) - is_end.long() > 0, 0.0)
-
-    def confidences(self, logits: Tensor) -> Tensor:
-        """[n, k] float32 raw logits -> [n, k] float32 probabilities."""
-        return sigmoid((logits / self.temperatures + self.offsets).clamp(-MAX_LOGIT, MAX_LOGIT))
+        scale = self.temperatures, self.offsets
+        finish_drafts(tokens.t().contiguous(), logits, *scale, eos_token_id, out, places, first)
 
 
 def resolve_confidence_scale(

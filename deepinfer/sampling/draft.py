@@ -21,6 +21,7 @@ from deepinfer.sampling.philox import draft_domain
 from deepinfer.sampling.ratio import DraftScores
 from deepinfer.sampling.sampler import RowParameters, Sampler
 from deepinfer.utils.upload import upload_one
+from tilelang_ops.step_inputs import DraftRows
 
 
 class DraftGrammars(Protocol):
@@ -91,18 +92,18 @@ class PlainDrafts:
 
     Args:
         sampler: the engine's.
-        rows: [n] parameters of the rows that chose the sequences' newest tokens.
+        rows: of the n sequences.
     """
 
-    def __init__(self, sampler: Sampler, rows: RowParameters) -> None:
+    def __init__(self, sampler: Sampler, rows: DraftRows) -> None:
         self._sampler = sampler
         self._rows = rows
 
     def __call__(self, step: int, logits: Tensor) -> Tensor:
         """[n, V] float32 logits of draft `step` (0, 1, ...) -> [n] int32 tokens."""
         rows = self._rows
-        rows = dataclasses.replace(rows, token_index=rows.token_index + (1 + step))
-        return self._sampler.draft(logits, rows)
+        parameters = rows.inv_temperature, rows.top_k, rows.top_p, rows.min_p, rows.seeds
+        return self._sampler.draft(logits, RowParameters(*parameters, rows.token_index[step]))
 
 
 def _first_rows_only(inputs: SamplingInputs, rows: np.ndarray) -> SamplingInputs:

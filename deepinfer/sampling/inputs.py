@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from deepinfer.utils.host_memory import PackedArrays
 from deepinfer.utils.upload import upload, upload_one
 
 # Sparse groups: the array that names the row, then the arrays of the same length.
@@ -112,26 +111,23 @@ class SamplingInputs:
 
     host: Mapping[str, np.ndarray]  # the same arrays on the host
     masks: TokenMasks | None = None  # of rows that follow a grammar
-    packed: PackedArrays | None = None  # the same arrays in one buffer; None where they have been changed
 
     @classmethod
     def from_host(
         cls,
         host: Mapping[str, Tensor],
         device: Mapping[str, Tensor] | None = None,
-        packed: PackedArrays | None = None,
     ) -> SamplingInputs:
         """Builds the record from the arrays of one step.
 
         Args:
             host: every tensor field by name, in host memory.
             device: the same arrays on the device that samples; the host's own when None.
-            packed: the device's arrays in their buffer.
         """
         names = [f.name for f in dataclasses.fields(cls) if f.name not in _OTHERS]
         arrays = {name: host[name].numpy() for name in names}
         tensors = host if device is None else device
-        return cls(**{name: tensors[name] for name in names}, host=arrays, packed=packed)
+        return cls(**{name: tensors[name] for name in names}, host=arrays)
 
     @property
     def num_rows(self) -> int:
@@ -198,7 +194,7 @@ class SamplingInputs:
         host = {**self.host, **{name: self.host[name][kept] for name in ("ban_rows", "ban_tokens")}}
         index = upload_one(kept, self.device)
         return dataclasses.replace(
-            self, ban_rows=self.ban_rows[index], ban_tokens=self.ban_tokens[index], host=host, packed=None
+            self, ban_rows=self.ban_rows[index], ban_tokens=self.ban_tokens[index], host=host
         )
 
     def take(self, rows: np.ndarray) -> SamplingInputs:

@@ -18,7 +18,7 @@ from deepinfer.sampling.draw import gumbel_argmax
 from deepinfer.sampling.inputs import SamplingInputs
 from deepinfer.sampling.logits import edit_logits, truncate
 from deepinfer.sampling.logprobs import Logprobs, LogprobsMode, gather_logprobs
-from tilelang_ops.sampling import sample_tokens
+from tilelang_ops.sampling import ban_tokens, judge_rows, sample_tokens
 
 
 class Fault(IntEnum):
@@ -111,7 +111,7 @@ class Sampler:
         self._fused = fused
         self._banned = self._banned_ids = None
         if ids:
-            self._banned_ids = torch.tensor(ids).to(device)
+            self._banned_ids = torch.tensor(ids, dtype=torch.int32).to(device)
             self._banned = torch.zeros(vocab_size, dtype=torch.bool)
             self._banned[ids] = True
             self._banned = self._banned.to(device)
@@ -171,30 +171,26 @@ class Sampler:
             found = self._logprobs(logits, edited, shaped, token_ids, choice, inputs, plan)
         return _result(choice, faults, found, plan, inputs.num_rows)
 
-    def choose(self, logits: Tensor, rows: RowParameters) -> tuple[Tensor, Tensor]:
+    def choose(
+        self, logits: Tensor, rows: RowParameters, out: tuple[Tensor, Tensor] | None = None
+    ) -> tuple[Tensor, Tensor]:
         """The tokens of rows without further wishes, by operators of fixed shapes and nothing on the host.
 
         Args:
             logits: [R, V] float32, its to change.
             rows: parameters of the R rows.
+            out: what the results are written to; None for new tensors.
 
         Returns:
             token_ids [R] int32, 0 for faulty rows; faults [R] uint8.
         """
-        outside = None  # the largest logit of the banned tokens
-        if self._banned_ids is not None:
-            outside = logits.index_select(1, self._banned_ids).amax(dim=-1)
-            logits.index_fill_(1, self._banned_ids, -torch.inf)
-        token_ids, best = self._sample_tokens(logits, rows)
-        raw = best if outside is None else torch.maximum(best, outside)
-        faults = torch.where(best == -torch.inf, int(Fault.NO_TOKEN), int(Fault.NONE))
-        faults = torch.where(raw.abs() < torch.inf, faults, int(Fault.NUMERICS)).to(torch.uint8)
-        return torch.where(faults == 0, token_ids, 0), faults
+        outside = None if self._banned_ids is None else ban_tokens(logits, self._banned_ids)
+        return judge_rows(*self._sample_tokens(logits, rows), outside, out)
 
     def draft(self, logits: Tensor, rows: RowParameters) -> Tensor:
         """[R] int32 tokens as `choose`; of a faulty row any, for nothing can go wrong with a draft."""
         if self._banned_ids is not None:
-            logits.index_fill_(1, self._banned_ids, -torch.inf)
+            ban_tokens(logits, self._banned_ids)
         return self._sample_tokens(logits, rows)[0]
 
     def _sample_tokens(self, logits: Tensor, rows: RowParameters) -> tuple[Tensor, Tensor]:

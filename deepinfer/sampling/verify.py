@@ -21,7 +21,7 @@ from torch import Tensor
 
 from deepinfer.sampling.draw import gumbel_argmax
 from deepinfer.sampling.philox import Domain
-from tilelang_ops.sampling import accept_drafts, verify_ratio
+from tilelang_ops.sampling import accept_drafts, last_tokens, verify_ratio
 from tilelang_ops.sampling.verify_ratio import reference
 from tilelang_ops.sampling.verify_ratio.op import Streams
 
@@ -34,6 +34,10 @@ class Verified:
     num_emitted: Tensor  # [S] int32
     final_rows: Tensor  # [S] int32 output row that drew the last of them
 
+    def of(self, num_seqs: int) -> Verified:
+        """That of the first sequences."""
+        return Verified(self.emitted[:num_seqs], self.num_emitted[:num_seqs], self.final_rows[:num_seqs])
+
 
 def verify_decode(
     token_ids: Tensor,
@@ -43,6 +47,7 @@ def verify_decode(
     width: int,
     *,
     fused: bool = False,
+    out: Verified | None = None,
 ) -> Verified:
     """What each sequence of a decode step emits.
 
@@ -51,9 +56,11 @@ def verify_decode(
         row_offsets: [S + 1] int32; every sequence has a row.
         width: most tokens that a sequence emits.
         fused: by one operator; the outcome is the same.
+        out: what that operator writes to; None for new tensors.
     """
     if fused:
-        return Verified(*accept_drafts(token_ids, draft_ids, faults, row_offsets, width))
+        parts = None if out is None else (out.emitted, out.num_emitted, out.final_rows)
+        return Verified(*accept_drafts(token_ids, draft_ids, faults, row_offsets, width, parts))
     run = leading_run(drafts_that_stand(token_ids, draft_ids, faults), row_offsets)
     first = row_offsets[:-1]
     place = torch.arange(width, dtype=torch.int32, device=first.device)
@@ -62,22 +69,20 @@ def verify_decode(
     return Verified(emitted, run + 1, first + run)
 
 
-def verify_prefill(token_ids: Tensor, is_last: Tensor, row_offsets: Tensor, width: int) -> Verified:
+def verify_prefill(
+    token_ids: Tensor, total_lens: Tensor, seqlens_k: Tensor, row_offsets: Tensor, width: int
+) -> Verified:
     """What each sequence of a prefill emits: the token of its last output row, if its known tokens end there.
 
     A sequence that ends where a state is kept has no output rows; one that is scored is never cut there.
 
     Args:
         token_ids: [R] int32.
-        is_last: [S] bool, the step holds the last known token of the sequence.
+        total_lens, seqlens_k: [S] int32, equal where the step holds the last known token of the sequence.
         row_offsets: [S + 1] int32.
         width: columns of `emitted`.
     """
-    samples = is_last & (row_offsets.diff() > 0)
-    final = (row_offsets[1:] - 1).clamp(min=0)
-    last = torch.nn.functional.pad(token_ids, (0, 1))[final.long()]  # there may be no row
-    emitted = torch.where(samples, last, 0)[:, None]
-    return Verified(torch.nn.functional.pad(emitted, (0, width - 1)), samples.int(), final)
+    return Verified(*last_tokens(token_ids, total_lens, seqlens_k, row_offsets, width))
 
 
 def leading_run(passed: Tensor, row_offsets: Tensor) -> Tensor:

@@ -7,8 +7,7 @@ On a CPU there is nothing to copy.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import torch
@@ -18,28 +17,6 @@ _DTYPES = {"int32": torch.int32, "int64": torch.int64, "float32": torch.float32}
 
 # (name, dtype, shape, byte offset) of an array in a buffer, as the C++ core describes it.
 LayoutEntry = tuple[str, str, tuple[int, ...], int]
-
-
-@dataclass(frozen=True)
-class PackedArrays:
-    """Arrays of a step that lie in one buffer on the device.
-
-    Attributes:
-        words: int32 [n], the buffer.
-        places: by name, the first word, the number of rows and the words of a row.
-    """
-
-    words: Tensor
-    places: Mapping[str, tuple[int, int, int]]
-
-    @classmethod
-    def of(cls, buffer: Tensor, entries: Iterable[LayoutEntry]) -> PackedArrays:
-        """From the bytes on the device."""
-        places = {}
-        for name, dtype, shape, offset in entries:
-            words = _DTYPES[dtype].itemsize // 4
-            places[name] = (offset // 4, shape[0], words * math.prod(shape[1:]))
-        return cls(buffer.view(torch.int32), places)
 
 
 def split(buffer: Tensor, entries: Iterable[LayoutEntry]) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-ALIGN = 8  # bytes
+ALIGN = 64  # bytes, as kernels may want it
 
 
 def upload(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
@@ -19,7 +19,7 @@ def upload(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
     for array in arrays:
         starts.append(size)
         size += -(-array.nbytes // ALIGN) * ALIGN
-    buffer = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+    buffer = torch.empty(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
     for start, array in zip(starts, arrays, strict=True):
         view = buffer[start : start + array.nbytes].numpy()
         view[:] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)

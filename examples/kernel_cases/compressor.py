@@ -24,7 +24,7 @@ def _pool(rows: int, length: int) -> Case:
         states = torch.randn(rows, 2, WIDTH, generator=generator, device="cuda")
         pool = torch.randn(num_seqs, RING, 2, WIDTH, generator=generator, device="cuda")
         within = torch.arange(length, device="cuda").repeat(num_seqs)
-        positions = within + 8  # whole groups
+        positions = (within + 8).int()  # whole groups
         slots = torch.arange(num_seqs, device="cuda").repeat_interleave(length)
         ends = ((positions + 1) % RATIO == 0).nonzero().flatten()
         return states, pool, ends, positions, slots, within, length - 1 - within

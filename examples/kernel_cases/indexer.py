@@ -30,7 +30,7 @@ def _keys(seed: int, sequences: int, rows: int, keys: int) -> tuple[Tensor, ...]
         return torch.randint(0, high, shape, generator=generator, device="cuda", dtype=torch.uint8)
 
     q = torch.randint(-6, 7, (sequences * rows, HEADS, WIDTH), generator=generator, device="cuda").bfloat16()
-    weights = torch.randn(sequences * rows, HEADS, generator=generator, device="cuda") / 64
+    weights = torch.randn(sequences * rows, HEADS, generator=generator, device="cuda").bfloat16() / 64
     codes, scales = numbers(256, blocks, ENTRIES, 64), 120 + numbers(8, blocks, ENTRIES, 4)
     tables = torch.randperm(blocks, generator=generator, device="cuda").int().view(sequences, -1)
     row_seq = torch.arange(sequences, device="cuda").repeat_interleave(rows).int()

@@ -143,8 +143,8 @@ def uncorrected_windows() -> Any:
     """A batch planned one step behind keeps the host's n-gram windows."""
     original = model_runner.correct_batch
 
-    def correct(batch: Any, *args: Any) -> Any:
-        return dataclasses.replace(original(batch, *args), ngram_ids=batch.ngram_ids)
+    def correct(batch: Any, *args: Any, **options: Any) -> Any:
+        return dataclasses.replace(original(batch, *args, **options), ngram_ids=batch.ngram_ids)
 
     return mock.patch.object(model_runner, "correct_batch", correct)
 
@@ -153,9 +153,9 @@ def stale_drafts() -> Any:
     """The device verifies other drafts than the host commits."""
     original = model_runner.correct_batch
 
-    def correct(batch: Any, remap: Any, previous: Any, *args: Any) -> Any:
+    def correct(batch: Any, remap: Any, previous: Any, *args: Any, **options: Any) -> Any:
         shifted = dataclasses.replace(previous, drafts=previous.drafts.roll(1, 1))
-        return original(batch, remap, shifted, *args)
+        return original(batch, remap, shifted, *args, **options)
 
     return mock.patch.object(model_runner, "correct_batch", correct)
 

@@ -379,8 +379,9 @@ def test_sequences_that_the_host_knows_keep_their_rows(case):
         world.previous, confidences=torch.rand(int(world.previous.num_emitted.shape[0]), k)
     )
     remap = dataclasses.replace(world.host(), limits=int32(limits), confidence_odds=torch.rand(k) + 0.5)
-    dealt = deal(world.planned(), remap, previous)
+    dealt, rows = deal(world.planned(), remap, previous)
     seqlens_q = dealt.cu_seqlens_q.diff().tolist()
+    assert rows.tolist() == seqlens_q
     assert sum(seqlens_q) == sum(world.seqlens_q)
     assert all(a == b or m for a, b, m in zip(seqlens_q, world.seqlens_q, matched))
     assert all(a <= b for a, b in zip(seqlens_q, limits))

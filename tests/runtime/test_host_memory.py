@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ import torch
 
 from deepinfer.runtime.step_buffers import StepBuffers, pack
 from deepinfer.utils import numa
-from deepinfer.utils.host_memory import HostRing, PackedArrays, split
+from deepinfer.utils.host_memory import HostRing, split
 from deepinfer.utils.timer import QueueTimers
 from deepinfer.utils.upload import upload_one
 from tests.sampling.rows import Row, make_inputs
@@ -69,16 +69,6 @@ def test_the_least_size_of_a_buffer():
     assert ring.take(1025).untyped_storage().nbytes() == 2048
 
 
-def test_packed_arrays_are_found_by_word():
-    buffer = torch.arange(64, dtype=torch.uint8)
-    entries = [("a", "int32", (2, 3), 0), ("b", "int64", (2,), 24), ("c", "float32", (0, 4), 40)]
-    views, packed = split(buffer, entries), PackedArrays.of(buffer, entries)
-    assert packed.places == {"a": (0, 2, 3), "b": (6, 2, 2), "c": (10, 0, 4)}
-    for name, (start, rows, width) in packed.places.items():
-        words = packed.words[start : start + rows * width]
-        assert torch.equal(words, views[name].contiguous().view(torch.int32).flatten())
-
-
 def test_upload_on_a_cpu_is_the_array():
     array = np.arange(6, dtype=np.int64)[::2]
     assert upload_one(array, CPU).tolist() == [0, 2, 4]
@@ -125,18 +115,18 @@ def test_buffers_hold_sampling_parameters_and_padding():
     assert buffers.sampling("row_offsets", 5).tolist() == [0, 2, 2, 2, 2]
 
 
-def test_only_what_was_changed_is_packed_anew():
+def test_arrays_are_found_in_the_memory_that_they_came_in():
     host = torch.arange(16, dtype=torch.int32)
-    entries = [("input_ids", "int32", (3,), 0), ("positions", "int32", (3,), 12)]
-    views = split(host.view(torch.uint8), entries)
-    base = batch_of(requests(3), [[], [], []], [2, 2, 2], CPU)
-    packed = PackedArrays.of(host.view(torch.uint8), entries)
-    batch = dataclasses.replace(base, **views, packed=packed)
-    assert pack(batch, ("input_ids", "positions")).words is packed.words
-    moved = dataclasses.replace(batch, positions=torch.tensor([7, 8, 9], dtype=torch.int32))
-    found = pack(moved, ("input_ids", "positions"))
-    assert found.places == {"input_ids": (0, 3, 1), "positions": (16, 3, 1)}
-    assert found.words[16:].tolist() == [7, 8, 9]
+    entries = [("input_ids", "int32", (3,), 4), ("seeds", "int64", (2,), 16)]
+    entries.append(("ngram_ids", "int32", (3, 2), 32))
+    batch = SimpleNamespace(**split(host.view(torch.uint8), entries))
+    [(words, places)] = pack(batch, ("ngram_ids", "input_ids", "seeds"))
+    assert words.data_ptr() == host.data_ptr()
+    assert places == {"ngram_ids": (8, 3, 2), "input_ids": (1, 3, 1), "seeds": (4, 2, 2)}
+    batch.input_ids, batch.seeds = torch.zeros(4, 2, dtype=torch.int32)[1:], torch.zeros(0, dtype=torch.int64)
+    (moved, own), (words, places) = pack(batch, ("input_ids", "ngram_ids", "seeds"))
+    assert own == {"input_ids": (2, 3, 2)} and moved.shape == (8,)
+    assert words.data_ptr() == host.data_ptr() and places == {"ngram_ids": (8, 3, 2), "seeds": (0, 0, 1)}
 
 
 def test_timers_of_a_queue_count_what_has_ended():

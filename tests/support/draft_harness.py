@@ -163,4 +163,5 @@ class DraftHarness(ForwardHarness):
 def run_block(harness: DraftHarness, seqs: Seq[TestSequence], anchors: Seq[int]) -> Tensor:
     """[n, block, hidden] states of the blocks behind the sequences' computed tokens."""
     with torch.inference_mode():
-        return harness.drafter.run_block(*harness._block_arguments(seqs, anchors), harness.caches)
+        states = harness.drafter.run_block(*harness._block_arguments(seqs, anchors), harness.caches)
+    return states.transpose(0, 1)

@@ -7,6 +7,7 @@ from tilelang_ops.hyper_connection.expand_streams.op import expand_streams
 from tilelang_ops.hyper_connection.mean_streams.op import mean_streams
 from tilelang_ops.hyper_connection.mix_coefficients.op import mix_coefficients
 from tilelang_ops.hyper_connection.project_mix.op import project_mix
+from tilelang_ops.hyper_connection.start_streams.op import start_streams
 
 __all__ = [
     "Advanced",
@@ -17,4 +18,5 @@ __all__ = [
     "mean_streams",
     "mix_coefficients",
     "project_mix",
+    "start_streams",
 ]

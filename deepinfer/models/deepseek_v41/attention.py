@@ -40,13 +40,16 @@ class WindowKeys:
         pool: [parts, records, record] the rings of the state slots, or one line of records.
         rows: the rows whose records were written.
         ring: records of a ring; 0 for a line.
-        latent: [n, query rank] the rows' query latents before their norm, where they were made on the way.
+        latent: [n, query rank + width] where they were made on the way: the rows' query latents before their
+            norm in front.
+        rank: query rank.
     """
 
     pool: Tensor
     rows: RowSet | DeviceRows
     ring: int
     latent: Tensor | None = None
+    rank: int = 0
 
     def index(self, queries: RowSet | DeviceRows, window: int) -> Tensor:
         """[n, window] int32 record numbers of each query's window."""
@@ -55,11 +58,13 @@ class WindowKeys:
         return queries.window_in_line(window, self.rows)
 
     def latent_of(self, queries: RowSet | DeviceRows) -> Tensor | None:
-        """The latents of these rows or of a part of them, where there are any."""
-        if self.latent is None or queries is self.rows:
-            return self.latent
+        """[m, query rank] latents of these rows or of a part of them, where there are any."""
+        if self.latent is None:
+            return None
+        if queries is self.rows:
+            return self.latent[:, : self.rank]
         assert isinstance(queries, DeviceRows) and queries.parent is self.rows and queries.places is not None
-        return take_rows(self.latent, queries.places)
+        return take_rows(self.latent, queries.places)[:, : self.rank]  # whole rows are taken without a copy
 
 
 @dataclass(frozen=True)
@@ -188,13 +193,14 @@ class Attention:
         Returns:
             where queries among these rows find their windows.
         """
-        kv, latent = self._kv(x)
+        kv, both = self._kv(x)
+        rank = self.q_norm.weight.shape[0]
         rotation = rows.rotation(self.yarn)
         rings = caches.window(self.layer_id)
         ring = rings.shape[1]
         if not rows.batch.is_prefill:
             self.store_in_rings(kv, rotation, rows.ring_index(ring), caches)
-            return WindowKeys(rings, rows, ring, latent)
+            return WindowKeys(rings, rows, ring, both, rank)
         caches.counters.window_records_written += rows.num_rows
         num_records = rows.batch.num_seqs * (self.window - 1) + rows.num_rows
         line = rings.new_empty(1, num_records, rings.shape[2])
@@ -203,7 +209,7 @@ class Attention:
         places, _ = rows.line_index(self.window)
         self._store(kv, rotation, line, places)
         copy_records(line, places, rings, rows.ring_index(ring))
-        return WindowKeys(line, rows, 0, latent)
+        return WindowKeys(line, rows, 0, both, rank)
 
     def store_in_rings(self, kv: Tensor, rotation: Angles, records: Tensor, caches: Caches) -> None:
         """Norm, rotate and quantise KV vectors and write them to the rings of the state slots.
@@ -277,13 +283,13 @@ class Attention:
         return self._attend(query_latent, rotation, rings, index, None, None)
 
     def _kv(self, x: Tensor | Inputs) -> tuple[Tensor, Tensor | None]:
-        """KV vectors [n, width] before their norm, and query latents likewise if one product makes both."""
+        """KV vectors [n, width] before their norm; also behind query latents if one product makes both."""
         if self.wq_a_kv is None:
             assert self.wkv is not None
             return self.wkv(x, self.arithmetic), None
         rank = self.q_norm.weight.shape[0]
         both = self.wq_a_kv(x, self.arithmetic)
-        return both[:, rank:], both[:, :rank]
+        return both[:, rank:], both
 
     def _query_latent(self, x: Tensor | Inputs, latent: Tensor | None = None) -> Tensor | Inputs:
         """[n, query rank] normed; `latent` where it is there before its norm."""

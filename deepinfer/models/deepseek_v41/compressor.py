@@ -68,7 +68,7 @@ class Compressor:
             states,
             caches.compression(self.layer_id),
             groups.ends,
-            rows.positions.long(),
+            rows.positions,
             rows.slots,
             rows.preceding,
             rows.following,

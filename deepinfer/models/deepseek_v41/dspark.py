@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -43,7 +44,7 @@ from deepinfer.runtime.batch import Batch
 from deepinfer.runtime.caches import Caches
 from deepinfer.utils.upload import upload
 from tilelang_ops.kv_index import ring_index
-from tilelang_ops.sampling import markov_step
+from tilelang_ops.sampling import confidence_head, markov_step
 from tilelang_ops.step_inputs import draft_inputs
 
 
@@ -99,7 +100,7 @@ class Drafter:
 
         last = f"mtp.{config.num_nextn_predict_layers - 1}"
         markov = weights.tensor(f"{last}.markov_head.embed.weight")
-        return cls(
+        drafter = cls(
             arithmetic=arithmetic,
             block_size=config.dspark_block_size,
             window=config.sliding_window,
@@ -117,6 +118,9 @@ class Drafter:
             rotary=model.rotary.plain,
             is_packed=weights.is_packed,
         )
+        if drafter.is_packed:
+            _ = drafter._confidence_vectors  # no step has to make them
+        return drafter
 
     def context(self, features: Tensor, feature_rows: Tensor | DeviceRows, batch: Batch) -> DraftContext:
         """The rows of a step that blocks will see.
@@ -144,7 +148,7 @@ class Drafter:
         positions = rows.positions
         if rows.num_rows == 0:
             return DraftContext(features, positions, positions, batch.max_seqlen_k)
-        slots = rows.slots.int()
+        slots = rows.slots
         if batch.is_prefill:
             host = batch.on_host("positions", "row_seq", "total_lens")
             index = np.arange(batch.num_rows) if rows.host_index is None else rows.host_index
@@ -208,21 +212,20 @@ class Drafter:
         assert 1 <= num_drafts <= self.block_size, f"{num_drafts=} {self.block_size=}"
         if anchors.shape[0] == 0:
             return Proposal(anchors.new_empty(0, num_drafts), torch.empty(0, num_drafts))
-        # [num_drafts, n, hidden]: the rows of a step lie together
-        hidden = self.run_block(anchors, positions, state_slots, caches)[:, :num_drafts].transpose(0, 1)
+        hidden = self.run_block(anchors, positions, state_slots, caches)[:num_drafts]
         logits = self.base_logits(hidden)
-        tokens, markov_rows = [anchors], []
+        tokens = anchors.new_empty(1 + num_drafts, anchors.shape[0])
+        tokens[0].copy_(anchors)
         for step in range(num_drafts):
-            markov_rows.append(self.markov_embed(tokens[-1]))
-            tokens.append(choose(step, self._corrected(logits[step], tokens[-1], markov_rows[-1])))
-        states = torch.cat([hidden, torch.stack(markov_rows)], -1).flatten(0, 1)
-        confidences = self.confidence(states, self.arithmetic, torch.float32).view(num_drafts, -1)
-        return Proposal(torch.stack(tokens[1:], 1), confidences.t().contiguous())
+            tokens[step + 1].copy_(choose(step, self._corrected(logits[step], tokens[step])))
+        confidences = self._confidences(hidden, self.markov_embed(tokens[:-1]))
+        return Proposal(tokens[1:].t(), confidences)
 
     def run_block(self, anchors: Tensor, positions: Tensor, state_slots: Tensor, caches: Caches) -> Tensor:
-        """States of the block's rows behind the last stage, before the norm: [n, block_size, hidden].
+        """States of the block's rows behind the last stage, before the norm: [block_size, n, hidden].
 
-        Arguments are those of `propose`. Writes the block's records to the rings.
+        Rows at the same place of their blocks lie together, as the Markov head takes them. Arguments are
+        those of `propose`. Writes the block's records to the rings.
         """
         inputs = draft_inputs(
             anchors,
@@ -234,7 +237,7 @@ class Drafter:
             noise_token_id=self.noise_token_id,
         )
         rotation = self.rotary.rows(inputs.positions, self.rotary.num_positions)
-        streams = Streams.start(self.embed(inputs.input_ids), self.num_streams)
+        streams = Streams.start(self.embed, inputs.input_ids, self.num_streams)
         for stage in self.stages:
             attention = stage.attention
             x, streams = stage.enter(streams, None)
@@ -242,20 +245,36 @@ class Drafter:
             attention.store_in_rings(kv, rotation, inputs.ring_index, caches)
             output = attention.forward_in_rings(x, rotation, inputs.window_index, caches)
             streams = stage.feed_forward(streams.add(output))
-        return streams.collapse().unflatten(0, (-1, self.block_size))
+        return streams.collapse().unflatten(0, (self.block_size, -1))
 
     def base_logits(self, hidden: Tensor) -> Tensor:
         """[..., hidden] from `run_block` -> float32 [..., vocab], without the Markov head's part."""
         rows = self.norm(hidden).flatten(0, -2)
         return self.head(rows, self.arithmetic, torch.float32).view(*hidden.shape[:-1], -1)
 
-    def _corrected(self, logits: Tensor, tokens: Tensor, markov_rows: Tensor) -> Tensor:
+    def _confidences(self, hidden: Tensor, markov_rows: Tensor) -> Tensor:
+        """[n, k] float32 confidence logits, from states [k, n, hidden] and Markov rows [k, n, rank]."""
+        k = hidden.shape[0]
+        if isinstance(self.confidence, DenseLinear):
+            weight, *no_scale = self._confidence_vectors
+            return confidence_head(hidden, markov_rows, weight, *(part[:k] for part in no_scale))[0]
+        states = torch.cat([hidden, markov_rows], -1).flatten(0, 1)
+        return self.confidence(states, self.arithmetic, torch.float32).view(k, -1).t().contiguous()
+
+    @cached_property
+    def _confidence_vectors(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The confidence head's weight [hidden + rank], and scales of a block that change no logit."""
+        assert isinstance(self.confidence, DenseLinear), "only the packed form keeps the weight in terms"
+        terms = self.confidence.weight
+        ones = torch.ones(self.block_size, device=terms.device)
+        return terms[0] if len(terms) == 1 else terms.float().sum(0), ones, torch.zeros_like(ones)
+
+    def _corrected(self, logits: Tensor, tokens: Tensor) -> Tensor:
         """[n, vocab] float32 logits of a draft, with the Markov head's part for the tokens before it.
 
         Args:
             logits: [n, vocab] float32 without it.
             tokens: [n] int32.
-            markov_rows: [n, rank], those of the tokens.
         """
         head, embed = self.markov_head, self.markov_embed
         if isinstance(head, DenseLinear) and head.num_parts == 1 and embed.weight.dtype == torch.bfloat16:
@@ -263,7 +282,7 @@ class Drafter:
             if vocab % 4 == 0 and rank % 64 == 0:
                 _, corrected = markov_step(logits, tokens, embed.weight, head.weight, None, True)
                 return corrected
-        return head(markov_rows, self.arithmetic, torch.float32).add_(logits)
+        return head(embed(tokens), self.arithmetic, torch.float32).add_(logits)
 
     def _ring(self, caches: Caches) -> int:
         """Records of a ring."""

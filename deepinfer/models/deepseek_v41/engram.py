@@ -88,5 +88,4 @@ class Engram:
         rows = gather_dequantize(self.table.rows, self.table.scales, table_rows, streams.dtype)
         # Stored rows are E4M3 with a scale already: the product takes them as they are in every arithmetic.
         key_value = self.wkv(rows.flatten(1), self.arithmetic, is_rounded=True)
-        gated = gate_streams(streams, key_value, self.weight, self.eps)
-        return gated if is_image is None else torch.where(is_image.view(-1, 1, 1), streams, gated)
+        return gate_streams(streams, key_value, self.weight, self.eps, is_image)

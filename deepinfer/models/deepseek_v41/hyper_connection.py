@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from deepinfer.config import Arithmetic
+from deepinfer.layers.embedding import Embedding
 from deepinfer.layers.inputs import Inputs
 from deepinfer.layers.linear import DenseLinear, Projection
 from deepinfer.layers.norm import RMSNorm
@@ -30,6 +31,7 @@ from tilelang_ops.hyper_connection import (
     expand_streams,
     mix_coefficients,
     project_mix,
+    start_streams,
 )
 
 
@@ -53,12 +55,10 @@ class Streams:
     output: Tensor | None = None
 
     @classmethod
-    def start(cls, embeddings: Tensor, num_streams: int) -> Streams:
-        """Every stream a copy of the row's embedding ([n, hidden]); the first sublayer reads stream 0."""
-        values = embeddings.unsqueeze(1).repeat(1, num_streams, 1)
-        pre = torch.zeros(values.shape[:2], dtype=torch.float32, device=values.device)
-        pre[:, 0] = 1.0
-        return cls(values, pre)
+    def start(cls, embed: Embedding, token_ids: Tensor, num_streams: int) -> Streams:
+        """Every stream a copy of the embedding of the row's token ([n] int32); the first sublayer reads
+        stream 0."""
+        return cls(*start_streams(embed.weight, token_ids, num_streams, embed.dtype))
 
     def add(self, output: Tensor) -> Streams:
         """With a sublayer's output ([n, hidden]) pending."""
@@ -120,7 +120,7 @@ class HyperConnection:
         scale = weights.tensor(f"{prefix}_scale", torch.float32)
         return cls(
             project=weights.float32_linear(f"{prefix}_fn"),
-            scale=scale.repeat_interleave(torch.tensor([m, m, m * m], device=scale.device)),
+            scale=torch.cat([scale[i : i + 1].expand(n) for i, n in enumerate((m, m, m * m))]),
             base=weights.tensor(f"{prefix}_base", torch.float32),
             num_streams=m,
             num_rounds=config.hc_sinkhorn_iters,

@@ -215,7 +215,13 @@ class Indexer:
 
 
 def _joined(parts: list[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+    """Lists of consecutive rows as one."""
+    if len(parts) == 1:
+        return parts[0]
+    whole = parts[0].new_empty(sum(part.shape[0] for part in parts), parts[0].shape[1])
+    for rows, part in zip(whole.split([part.shape[0] for part in parts]), parts, strict=True):
+        rows.copy_(part)  # whole copies, for which a GPU needs no kernel
+    return whole
 
 
 def _padded(width: int) -> int:

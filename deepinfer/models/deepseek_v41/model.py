@@ -31,6 +31,7 @@ from deepinfer.models.deepseek_v41.spec import model_spec
 from deepinfer.models.deepseek_v41.weights import Weights
 from deepinfer.runtime.batch import Batch
 from deepinfer.runtime.caches import Caches
+from deepinfer.utils.upload import upload_one
 from tilelang_ops.hyper_connection import mean_streams
 
 
@@ -154,7 +155,7 @@ class DeepseekV41Model:
         """
         rows = self._rows(batch, caches)
         needed = self._needed_rows(batch)
-        streams = Streams.start(self.embed(batch.input_ids), self.config.hc_mult)
+        streams = Streams.start(self.embed, batch.input_ids, self.config.hc_mult)
         table_rows = None if self.hasher is None else self.hasher(batch.ngram_ids)
         is_image = self._image_rows(batch)
         tap = FeatureTap(self.config.dspark_target_layer_ids if want_features else ())
@@ -216,9 +217,8 @@ class DeepseekV41Model:
         image_token = self.config.image_token_id
         if self.is_packed and not batch.is_prefill:
             return None  # nobody draws or drafts the tokens of images
-        if not bool((batch.on_host("input_ids").input_ids == image_token).any()):
-            return None
-        return batch.input_ids == image_token
+        is_image = (batch.on_host("input_ids").input_ids == image_token).numpy()
+        return upload_one(is_image, batch.input_ids.device) if is_image.any() else None
 
     def _needed_rows(self, batch: Batch) -> NeededRows:
         is_cut = batch.replay is ReplayMode.COMPACT

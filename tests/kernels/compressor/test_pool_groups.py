@@ -15,7 +15,7 @@ WIDTH, RING = 16, 7
 def _step(parts: list[tuple[int, int, int]]) -> dict[str, Tensor]:
     """Arguments of a step from (slot, first position, length) of each sequence."""
     lengths = [length for _, _, length in parts]
-    positions = torch.cat([torch.arange(start, start + length) for _, start, length in parts])
+    positions = torch.cat([torch.arange(start, start + length) for _, start, length in parts]).int()
     return {
         "states": 3 * torch.randn(sum(lengths), 2, WIDTH),
         "positions": positions,

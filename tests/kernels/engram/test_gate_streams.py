@@ -35,6 +35,10 @@ def test_gate_streams(run_kernel: KernelRunner, width: int, dtype: torch.dtype) 
     batch, _ = run_kernel(cuda, streams, key_value, weight, EPS)
     rtol = 2.0**-8 if dtype == torch.bfloat16 else 1e-5
     torch.testing.assert_close(batch.double(), expected(streams, key_value, weight), rtol=rtol, atol=1e-5)
+    if width == 1056:
+        passes = torch.arange(9) % 4 == 3
+        mixed, _ = run_kernel(cuda, streams, key_value, weight, EPS, passes)
+        assert_same_bits(mixed, torch.where(passes.view(-1, 1, 1), streams, batch), "rows that pass")
     for start, stop in ((0, 1), (8, 9), (2, 6)):
         part, _ = run_kernel(cuda, streams[start:stop].clone(), key_value[start:stop].clone(), weight, EPS)
         assert_same_bits(part, batch[start:stop], f"rows {start}..{stop}")

@@ -20,6 +20,8 @@ from tilelang_ops.hyper_connection.mean_streams import reference as mean_referen
 from tilelang_ops.hyper_connection.mix_coefficients import cuda as mix
 from tilelang_ops.hyper_connection.mix_coefficients.reference import sinkhorn
 from tilelang_ops.hyper_connection.project_mix import cuda as project_mix
+from tilelang_ops.hyper_connection.start_streams import cuda as start
+from tilelang_ops.hyper_connection.start_streams import reference as start_reference
 
 
 def _close(actual: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
@@ -83,6 +85,14 @@ def test_mean_streams(run_kernel: KernelRunner) -> None:
         mean_reference.run(streams, expected, target)
         _, (_, actual, _) = run_kernel(mean, streams, features, target)
         assert_same_bits(actual, expected, f"{target=}")
+
+
+def test_start_streams(run_kernel: KernelRunner) -> None:
+    table, ids = torch.randn(7, 40).bfloat16(), torch.tensor([6, 0, 3, 3], dtype=torch.int32)
+    (streams, pre), _ = run_kernel(start, table, ids, 4, torch.bfloat16)
+    expected, expected_pre = start_reference.run(table, ids, 4, torch.bfloat16)
+    assert_same_bits(streams, expected, "streams")
+    assert_same_bits(pre, expected_pre, "mix")
 
 
 def test_project_mix(run_kernel: KernelRunner, monkeypatch: pytest.MonkeyPatch) -> None:

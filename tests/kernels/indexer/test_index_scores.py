@@ -28,7 +28,7 @@ def batch(row_seq: list[int], visible: list[int]) -> tuple[Tensor, ...]:
     codes.copy_(packed)
     scales.copy_(scale_bytes)
     tables = torch.randperm(blocks - 1)[: 3 * 12].view(3, 12).int() + 1
-    weights = torch.randn(len(row_seq), HEADS)
+    weights = torch.randn(len(row_seq), HEADS).bfloat16()
     return (
         rounded.bfloat16(),
         weights,

@@ -72,5 +72,7 @@ def test_range_index(run_kernel: KernelRunner, is_paged: bool) -> None:
 def test_ring_index(run_kernel: KernelRunner) -> None:
     for n in (1, 130):
         slots, positions = (torch.randint(0, 10**6, (n,), dtype=torch.int32) for _ in range(2))
-        actual = run_kernel(ring_index_cuda, slots, positions, 134)[0]
-        assert_same_bits(actual, ring_index_reference.run(slots, positions, 134))
+        expected = ring_index_reference.run(slots, positions, 134)
+        for kind in (torch.int32, torch.int64):
+            actual = run_kernel(ring_index_cuda, slots.to(kind), positions, 134)[0]
+            assert_same_bits(actual, expected, f"{n=} {kind}")

@@ -7,8 +7,8 @@ import torch
 
 from tests.support.compare import assert_same_bits
 from tests.support.kernel_runs import KernelRunner
+from tilelang_ops.sampling import accept_drafts
 from tilelang_ops.sampling.accept_drafts import cuda as accept_cuda
-from tilelang_ops.sampling.accept_drafts import reference as accept_reference
 from tilelang_ops.sampling.add_to_logits import cuda as add_cuda
 from tilelang_ops.sampling.add_to_logits import reference as add_reference
 from tilelang_ops.sampling.apply_penalties import cuda as penalties_cuda
@@ -98,8 +98,10 @@ def test_accept_drafts(run_kernel: KernelRunner, num_seqs: int) -> None:
     drafts = torch.where(torch.rand(num_rows) < 0.7, tokens, torch.randint(0, 50, (num_rows,)).int())
     drafts[(offsets[1:] - 1).long()] = -1
     faults = (torch.rand(num_rows) < 0.1).to(torch.uint8)
-    expected = accept_reference.run(tokens, drafts, faults, offsets, width)
-    actual, _ = run_kernel(accept_cuda, tokens, drafts, faults, offsets, width)
+    expected = accept_drafts(tokens, drafts, faults, offsets, width)
+    outs = (torch.full_like(part, 77) for part in expected)
+    _, arguments = run_kernel(accept_cuda, tokens, drafts, faults, offsets, *outs)
+    actual = arguments[4:]
     for a, b in zip(actual, expected, strict=True):
         assert torch.equal(a, b)
     # One sequence after the other.

@@ -14,6 +14,8 @@ from tilelang_ops.step_inputs.deal_rows import cuda as deal_rows_cuda
 from tilelang_ops.step_inputs.deal_rows import reference as deal_rows_reference
 from tilelang_ops.step_inputs.draft_inputs import cuda as draft_inputs_cuda
 from tilelang_ops.step_inputs.draft_inputs import reference as draft_inputs_reference
+from tilelang_ops.step_inputs.draft_rows import cuda as draft_rows_cuda
+from tilelang_ops.step_inputs.draft_rows import reference as draft_rows_reference
 from tilelang_ops.step_inputs.pad_inputs import cuda as pad_inputs_cuda
 from tilelang_ops.step_inputs.pad_inputs import reference as pad_inputs_reference
 
@@ -55,8 +57,14 @@ def test_correct_rows(run_kernel: KernelRunner, num_drafts: int, width: int) -> 
             torch.rand(VOCAB) < 0.1 if has_windows else None,
             7,
         )
-        actual = run_kernel(correct_rows_cuda, *args)[0]
-        assert_results(actual, correct_rows_reference.run(*args), f"{num_seqs=}")
+        expected = correct_rows_reference.run(*args)
+        assert_results(run_kernel(correct_rows_cuda, *args)[0], expected, f"{num_seqs=}")
+        _, after = run_kernel(correct_rows_cuda, *args, in_place=True)
+        written = (after[place] for place in (0, 1, 5, 6, 3))
+        assert_results(tuple(written), expected, f"{num_seqs=} in place")
+        copies = [arg.clone() if torch.is_tensor(arg) else arg for arg in args]
+        assert_results(correct_rows_reference.run(*copies, in_place=True), expected, "reference in place")
+        assert_same_bits(copies[1], expected[1], "reference in place")
 
 
 @pytest.mark.parametrize("width", [4, 0])
@@ -79,6 +87,33 @@ def test_draft_inputs(run_kernel: KernelRunner) -> None:
         positions = torch.tensor([0, 1, 127, 128, 134, 70000], dtype=torch.int32)[-n:]
         args = int32(n), positions, int32(n, low=1), 5, 128, 134, 59
         assert_results(run_kernel(draft_inputs_cuda, *args)[0], draft_inputs_reference.run(*args), f"{n=}")
+
+
+def test_draft_rows(run_kernel: KernelRunner) -> None:
+    for num_seqs, first in ((1, 0), (70, 0), (70, 67), (9, None)):
+        num_rows, num_outputs, width = 3 * num_seqs + 2, 2 * num_seqs + 1, 4
+        parameters = (
+            torch.rand(num_outputs),
+            int32(num_outputs),
+            torch.rand(num_outputs),
+            torch.rand(num_outputs),
+            torch.randint(-(2**63), 2**63 - 1, (num_outputs,)),
+            torch.randint(0, 2**40, (num_outputs,)),
+        )
+        args = (
+            int32(num_seqs, width),
+            int32(num_seqs, high=width + 1),
+            int32(num_seqs, high=num_outputs + 3),  # those of padding lie behind the last row
+            int32(num_rows),
+            torch.randperm(num_rows)[:num_outputs].int(),
+            int32(num_seqs),
+            *parameters,
+            3,
+            torch.randperm(num_seqs)[:5].int() if first is None else None,
+            first or 0,
+        )
+        expected = draft_rows_reference.run(*args)
+        assert_results(run_kernel(draft_rows_cuda, *args)[0], expected, f"{num_seqs=} {first=}")
 
 
 def test_pad_inputs(run_kernel: KernelRunner) -> None:

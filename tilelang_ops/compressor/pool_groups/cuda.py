@@ -30,7 +30,7 @@ def kernel(width: int, ratio: int, result: str):
         states: T.Tensor((n, 2 * width), "float32"),
         pool: T.Tensor((units, 4), "float32"),
         ends: T.Tensor((g,), "int64"),
-        positions: T.Tensor((n,), "int64"),
+        positions: T.Tensor((n,), "int32"),
         slots: T.Tensor((n,), "int64"),
         preceding: T.Tensor((n,), "int64"),
         following: T.Tensor((n,), "int64"),

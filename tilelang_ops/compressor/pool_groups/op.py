@@ -29,7 +29,8 @@ def pool_groups(
         pool: [num_slots, ring, 2, width] float32, strided; position p lies at `p % ring`.
         ends: [g] int64 the rows that end a group, each of those whose position + 1 is a multiple of `ratio`;
             -1 stands for no row and gives zeros.
-        positions, slots: [n] int64 position and state slot of each row.
+        positions: [n] int32, and
+        slots: [n] int64 state slot of each row.
         preceding, following: [n] int64 rows of the same sequence before and behind each row.
         ratio: tokens of a group.
         dtype: of the result, rounded once; float32 or bfloat16.

@@ -20,13 +20,14 @@ BLOCKS_PER_SM = 3  # as many as the registers let run at once
 
 
 def _builds(model):
-    return [{"num_streams": model.hc_mult, "width": model.hidden_size, "dtype": "bfloat16"}]
+    sizes = {"num_streams": model.hc_mult, "width": model.hidden_size, "dtype": "bfloat16"}
+    return [{**sizes, "some_pass": some_pass} for some_pass in (False, True)]
 
 
 # Indices are in range by construction; TileLang's own guards would double the loads' code.
 @cuda_kernel(builds=_builds, pass_configs={"tl.disable_safe_memory_legalize": True})
-def kernel(num_streams: int, width: int, dtype: str):
-    n = T.dynamic("n")
+def kernel(num_streams: int, width: int, dtype: str, some_pass: bool):
+    n, num_flags = T.dynamic("n"), T.dynamic("num_flags")
     lanes = math.gcd(width, 8 if dtype == "bfloat16" else 4)  # 16 bytes
     vectors = width // lanes
     parts = -(-vectors // THREADS)  # vectors of a thread
@@ -36,6 +37,7 @@ def kernel(num_streams: int, width: int, dtype: str):
         streams: T.Tensor((n, num_streams, width), dtype),
         key_value: T.Tensor((n, num_streams + 1, width), dtype),
         weight: T.Tensor((num_streams, width), "float32"),
+        passes: T.Tensor((num_flags,), "uint8"),
         out: T.Tensor((n, num_streams, width), dtype),
         eps: T.float32,
         blocks: T.int32,
@@ -94,6 +96,8 @@ def kernel(num_streams: int, width: int, dtype: str):
                         for j in T.unroll(lanes):
                             change = gate * T.cast(value[p, j], "float32")
                             result[j] = T.cast(T.cast(old[p, j], "float32") + change, dtype)
+                            if some_pass and passes[row] != T.uint8(0):
+                                result[j] = old[p, j]
                         for j in T.vectorized(lanes):
                             out[row, stream, (p * THREADS + thread) * lanes + j] = result[j]
                 turn = 1 - turn
@@ -101,12 +105,17 @@ def kernel(num_streams: int, width: int, dtype: str):
     return gate_streams
 
 
-def run(streams: Tensor, key_value: Tensor, weight: Tensor, eps: float) -> Tensor:
+def run(
+    streams: Tensor, key_value: Tensor, weight: Tensor, eps: float, passes: Tensor | None = None
+) -> Tensor:
     num_rows, num_streams, width = streams.shape
     out = torch.empty_like(streams)
     if num_rows == 0:
         return out
     blocks = min(num_rows, -(-BLOCKS_PER_SM * num_sms(streams.device) // num_streams))
-    program = kernel(num_streams=num_streams, width=width, dtype=str(streams.dtype).removeprefix("torch."))
-    program(streams, key_value.view(num_rows, num_streams + 1, width), weight, out, eps, blocks)
+    sizes = {"num_streams": num_streams, "width": width, "dtype": str(streams.dtype).removeprefix("torch.")}
+    flags = out.new_empty(1, dtype=torch.uint8) if passes is None else passes.view(torch.uint8)
+    kernel(**sizes, some_pass=passes is not None)(
+        streams, key_value.view(num_rows, num_streams + 1, width), weight, flags, out, eps, blocks
+    )
     return out

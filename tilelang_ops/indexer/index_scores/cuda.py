@@ -76,7 +76,14 @@ def lane_of(i, t):
 @cuda_kernel(
     builds=lambda model: [
         *(
-            {"heads": model.index_n_heads, "rows": rows, "is_float": False, "unit": UNIT, "block_size": 0}
+            {
+                "heads": model.index_n_heads,
+                "rows": rows,
+                "is_float": False,
+                "unit": UNIT,
+                "block_size": 0,
+                "weight_type": "bfloat16",
+            }
             for rows in (1, COLUMNS // model.index_n_heads, MOST_COLUMNS // model.index_n_heads)
         ),
         {
@@ -85,12 +92,13 @@ def lane_of(i, t):
             "is_float": False,
             "unit": model.candidate_block_size,
             "block_size": model.candidate_block_size,
+            "weight_type": "bfloat16",
         },
     ],
     pass_configs={"tl.disable_safe_memory_legalize": True, "tl.disable_thread_storage_sync": True},
     uses_tensor_cores=True,
 )
-def kernel(heads: int, rows: int, is_float: bool, unit: int, block_size: int, arch: str):
+def kernel(heads: int, rows: int, is_float: bool, unit: int, block_size: int, weight_type: str, arch: str):
     """Entries of a row: all, or those of its candidate blocks of `block_size` > 0 entries."""
     n, width, num_candidates = T.dynamic("n"), T.dynamic("width"), T.dynamic("num_candidates")
     sequences, max_blocks = T.dynamic("sequences"), T.dynamic("max_blocks")
@@ -165,7 +173,7 @@ def kernel(heads: int, rows: int, is_float: bool, unit: int, block_size: int, ar
     @T.prim_func
     def index_scores(
         q: T.Tensor((n, heads * WIDTH // 2), "uint32"),
-        weights: T.Tensor((n, heads), "float32"),
+        weights: T.Tensor((n, heads), weight_type),
         codes: T.Tensor((pool_rows, *code_shape), code_dtype),
         scales: T.Tensor((scale_rows,), "int32"),
         block_tables: T.Tensor((sequences, max_blocks), "int32"),
@@ -229,7 +237,9 @@ def kernel(heads: int, rows: int, is_float: bool, unit: int, block_size: int, ar
             for i in T.Parallel(columns):
                 row = first + i // heads
                 factors[i] = T.if_then_else(
-                    row < n and i < rows * heads, weights[T.min(row, n - 1), i % heads] * undo, 0.0
+                    row < n and i < rows * heads,
+                    T.cast(weights[T.min(row, n - 1), i % heads], "float32") * undo,
+                    0.0,
                 )
             place_queries(lines, query_pairs, tx)
             for r in T.Parallel(rows):
@@ -338,9 +348,10 @@ def run(
     is_float = scale_pool is None
     codes = flat_rows(code_pool) if is_float else flat_rows(code_pool).view(torch.int32)
     scales = block_tables.new_zeros(1) if is_float else flat_rows(scale_pool).view(torch.int32).flatten()
-    kernel(heads=heads, rows=rows, is_float=is_float, unit=unit, block_size=block_size)(
+    sizes = {"heads": heads, "rows": rows, "is_float": is_float, "unit": unit, "block_size": block_size}
+    kernel(**sizes, weight_type=str(weights.dtype).removeprefix("torch."))(
         q.to(torch.bfloat16).flatten(1).contiguous().view(torch.uint32),
-        weights.float().contiguous(),
+        weights.contiguous(),
         codes,
         scales,
         block_tables.contiguous(),

@@ -9,13 +9,13 @@ from tilelang_ops.common.kernels import cuda_kernel
 THREADS = 128
 
 
-@cuda_kernel(builds=lambda model: [{}])
-def kernel():
+@cuda_kernel(builds=lambda model: [{"slot_type": kind} for kind in ("int32", "int64")])
+def kernel(slot_type: str):
     n = T.dynamic("n")
 
     @T.prim_func
     def ring_index(
-        state_slots: T.Tensor((n,), "int32"),
+        state_slots: T.Tensor((n,), slot_type),
         positions: T.Tensor((n,), "int32"),
         out: T.Tensor((n,), "int64"),
         ring: T.int32,
@@ -31,5 +31,5 @@ def kernel():
 
 def run(state_slots: Tensor, positions: Tensor, ring: int) -> Tensor:
     out = torch.empty(positions.shape[0], dtype=torch.int64, device=positions.device)
-    kernel()(state_slots, positions, out, ring)
+    kernel(slot_type=str(state_slots.dtype).removeprefix("torch."))(state_slots, positions, out, ring)
     return out

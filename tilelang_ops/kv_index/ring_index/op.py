@@ -12,7 +12,7 @@ def ring_index(state_slots: Tensor, positions: Tensor, ring: int) -> Tensor:
     """Where the record of each position lies: slot * ring + place in the ring.
 
     Args:
-        state_slots: [n] int32.
+        state_slots: [n] int32 or int64.
         positions: [n] int32, not negative.
         ring: records of a ring.
 

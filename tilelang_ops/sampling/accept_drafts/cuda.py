@@ -1,7 +1,6 @@
 """accept_drafts on CUDA: a thread per sequence."""
 
 import tilelang.language as T
-import torch
 from torch import Tensor
 
 from tilelang_ops.common.kernels import cuda_kernel
@@ -55,13 +54,13 @@ def kernel(width: int):
 
 
 def run(
-    token_ids: Tensor, draft_ids: Tensor, faults: Tensor, row_offsets: Tensor, width: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    num_seqs = row_offsets.shape[0] - 1
-    emitted = torch.empty(num_seqs, width, dtype=torch.int32, device=token_ids.device)
-    num_emitted = torch.empty(num_seqs, dtype=torch.int32, device=token_ids.device)
-    final_rows = torch.empty_like(num_emitted)
-    if num_seqs > 0:
-        inputs = (t.contiguous() for t in (token_ids, draft_ids, faults, row_offsets))
-        kernel(width=width)(*inputs, emitted, num_emitted, final_rows)
-    return emitted, num_emitted, final_rows
+    token_ids: Tensor,
+    draft_ids: Tensor,
+    faults: Tensor,
+    row_offsets: Tensor,
+    emitted: Tensor,
+    num_emitted: Tensor,
+    final_rows: Tensor,
+) -> None:
+    inputs = (t.contiguous() for t in (token_ids, draft_ids, faults, row_offsets))
+    kernel(width=emitted.shape[1])(*inputs, emitted, num_emitted, final_rows)

@@ -9,7 +9,12 @@ from tilelang_ops.common.dispatch import backend
 
 
 def accept_drafts(
-    token_ids: Tensor, draft_ids: Tensor, faults: Tensor, row_offsets: Tensor, width: int
+    token_ids: Tensor,
+    draft_ids: Tensor,
+    faults: Tensor,
+    row_offsets: Tensor,
+    width: int,
+    out: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Accepts the leading rows of each sequence whose draft is the token that the row emits.
 
@@ -22,6 +27,7 @@ def accept_drafts(
         faults: [R] uint8, 0 = none.
         row_offsets: [S + 1] int32, first row of each sequence; a sequence has a row or more.
         width: most tokens that a sequence emits.
+        out: what the results are written to; None for new tensors.
 
     Returns:
         emitted [S, width] int32, 0 behind the last; num_emitted [S] int32; final_rows [S] int32, the row that
@@ -30,4 +36,9 @@ def accept_drafts(
     assert token_ids.shape == draft_ids.shape == faults.shape, f"{token_ids.shape=} {draft_ids.shape=}"
     assert token_ids.dtype == draft_ids.dtype == row_offsets.dtype == torch.int32, f"{row_offsets.dtype=}"
     assert faults.dtype == torch.uint8, f"{faults.dtype=}"
-    return backend(__package__, token_ids.device).run(token_ids, draft_ids, faults, row_offsets, width)
+    if out is None:
+        num_seqs = row_offsets.shape[0] - 1
+        out = token_ids.new_empty(num_seqs, width), *token_ids.new_empty(2, num_seqs).unbind()
+    if out[0].shape[0] > 0:
+        backend(__package__, token_ids.device).run(token_ids, draft_ids, faults, row_offsets, *out)
+    return out

@@ -12,18 +12,22 @@ LANES = 8  # channels that a thread takes at once
 
 @cuda_kernel(
     builds=lambda model: [
-        {"hidden_size": model.hidden_size, "rank": model.dspark_markov_rank, "dtype": d}
-        for d in ("bfloat16", "float32")
+        {
+            "hidden_size": model.hidden_size,
+            "rank": model.dspark_markov_rank,
+            "dtype": "bfloat16",
+            "weight_dtype": "bfloat16",
+        }
     ]
 )
-def kernel(hidden_size: int, rank: int, dtype: str):
+def kernel(hidden_size: int, rank: int, dtype: str, weight_dtype: str):
     n = T.dynamic("n")
     steps = T.dynamic("steps")
 
     @T.macro
     def add_products(total, values, weight, step, seq, lane, first, size):
         own = T.alloc_local((LANES,), dtype)
-        other = T.alloc_local((LANES,), dtype)
+        other = T.alloc_local((LANES,), weight_dtype)
         for i in T.serial(T.ceildiv(size, 32 * LANES)):
             at = (i * 32 + lane) * LANES
             if size % LANES == 0 and first % LANES == 0:
@@ -46,7 +50,7 @@ def kernel(hidden_size: int, rank: int, dtype: str):
     def confidence_head(
         hidden: T.Tensor((steps, n, hidden_size), dtype),
         markov_rows: T.Tensor((steps, n, rank), dtype),
-        weight: T.Tensor((hidden_size + rank,), dtype),
+        weight: T.Tensor((hidden_size + rank,), weight_dtype),
         temperatures: T.Tensor((steps,), "float32"),
         offsets: T.Tensor((steps,), "float32"),
         logits: T.Tensor((n, steps), "float32"),
@@ -79,8 +83,10 @@ def run(
     logits = torch.empty(n, steps, dtype=torch.float32, device=hidden.device)
     confidences = torch.empty_like(logits)
     if logits.numel() > 0:
-        dtype = str(hidden.dtype).removeprefix("torch.")
-        program = kernel(hidden_size=hidden_size, rank=markov_rows.shape[2], dtype=dtype)
+        dtype, weight_dtype = (str(t.dtype).removeprefix("torch.") for t in (hidden, weight))
+        program = kernel(
+            hidden_size=hidden_size, rank=markov_rows.shape[2], dtype=dtype, weight_dtype=weight_dtype
+        )
         inputs = (t.contiguous() for t in (hidden, markov_rows, weight, temperatures, offsets))
         program(*inputs, logits, confidences, bound)
     return logits, confidences

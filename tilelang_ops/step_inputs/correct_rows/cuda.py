@@ -47,7 +47,8 @@ def kernel(width: int, has_drafts: bool, has_windows: bool):
         is_barrier: T.Tensor((num_flags,), "uint8"),
         new_ids: T.Tensor((num_rows,), "int32"),
         new_positions: T.Tensor((num_rows,), "int32"),
-        new_lens: T.Tensor((2, num_seqs), "int32"),
+        new_seqlens_k: T.Tensor((num_seqs,), "int32"),
+        new_total_lens: T.Tensor((num_seqs,), "int32"),
         new_ngram_ids: T.Tensor((window_rows, width), "int32"),
         pad_id: T.int32,
     ):
@@ -62,8 +63,8 @@ def kernel(width: int, has_drafts: bool, has_windows: bool):
                     rows = cu_seqlens_q[place + 1] - cu_seqlens_q[place]
                     length = committed_lens[place] + num_emitted[own] - 1 + rows
                     total = length
-                new_lens[0, place] = length
-                new_lens[1, place] = total
+                new_seqlens_k[place] = length
+                new_total_lens[place] = total
             if place < num_rows:
                 seq = T.alloc_var("int32", init=row_seq[place])
                 source = T.alloc_var("int32", init=sources[seq])
@@ -113,11 +114,13 @@ def run(
     token_map: Tensor | None,
     is_barrier: Tensor | None,
     pad_id: int,
+    in_place: bool = False,
 ) -> tuple[Tensor, ...]:
     has_windows = token_map is not None and is_barrier is not None
-    new_ids, new_positions = torch.empty_like(input_ids), torch.empty_like(positions)
-    new_lens = seqlens_k.new_empty(2, seqlens_k.shape[0])
-    windows = torch.empty_like(ngram_ids) if has_windows else ngram_ids
+    planned = input_ids, positions, seqlens_k, total_lens
+    # A thread writes what it alone has read.
+    corrected = planned if in_place else tuple(torch.empty_like(part) for part in planned)
+    windows = torch.empty_like(ngram_ids) if has_windows and not in_place else ngram_ids
     unread = emitted.new_empty(1, 1)  # a program's tensors are never None
     width = ngram_ids.shape[1] if has_windows else 1
     program = kernel(width=width, has_drafts=drafts is not None, has_windows=has_windows)
@@ -137,10 +140,8 @@ def run(
         unread if drafts is None else drafts,
         token_map if has_windows else unread[0],
         is_barrier.view(torch.uint8) if has_windows else unread[0].view(torch.uint8),
-        new_ids,
-        new_positions,
-        new_lens,
+        *corrected,
         windows if has_windows else unread,
         pad_id,
     )
-    return new_ids, new_positions, *new_lens, windows
+    return *corrected, windows

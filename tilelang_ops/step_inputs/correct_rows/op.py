@@ -43,6 +43,7 @@ def correct_rows(
     token_map: Tensor | None,
     is_barrier: Tensor | None,
     pad_id: int,
+    in_place: bool = False,
 ) -> CorrectedRows:
     """The rows as they really are; the number of rows of each sequence stands. int32 unless noted.
 
@@ -59,6 +60,7 @@ def correct_rows(
         token_map: [vocab] compressed ids; None leaves the windows as they are.
         is_barrier: [vocab] bool; None likewise.
         pad_id: the compressed id that stands for nothing.
+        in_place: write the results over the arrays as planned, and hand those out.
     """
     assert sources.shape == committed_lens.shape == seqlens_k.shape, f"{sources.shape=} {seqlens_k.shape=}"
     assert emitted.shape[0] == num_emitted.shape[0], f"{emitted.shape=} {num_emitted.shape=}"
@@ -85,5 +87,6 @@ def correct_rows(
             token_map,
             is_barrier,
             pad_id,
+            in_place,
         )
     )

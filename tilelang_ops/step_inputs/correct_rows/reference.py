@@ -19,6 +19,7 @@ def run(
     token_map: Tensor | None,
     is_barrier: Tensor | None,
     pad_id: int,
+    in_place: bool = False,
 ) -> tuple[Tensor, ...]:
     source = sources.clamp(min=0).long()
     is_matched = sources >= 0
@@ -54,10 +55,14 @@ def run(
                 known = torch.where(index >= 0, known, ngram_history[seq, old_place])
             columns.append(torch.where(is_behind, pad_id, known))
         windows = torch.where(row_is_matched[:, None], torch.stack(columns, 1), ngram_ids)
-    return (
+    corrected = (
         torch.where(row_is_matched, tokens_at(newest), input_ids),
         torch.where(row_is_matched, starts[seq] + place, positions),
         corrected_k,
         torch.where(is_matched, corrected_k, total_lens),
         windows,
     )
+    if not in_place:
+        return corrected
+    planned = input_ids, positions, seqlens_k, total_lens, ngram_ids
+    return tuple(part.copy_(new) for part, new in zip(planned, corrected, strict=True))

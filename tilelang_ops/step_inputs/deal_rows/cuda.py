@@ -77,10 +77,11 @@ def run(
     num_seqs, num_rows = seqlens_q.shape[0], input_ids.shape[0]
     capacity = next((c for c in CAPACITIES if num_seqs <= c), None)
     assert capacity is not None, f"{num_seqs=} of at most {CAPACITIES[-1]}"
-    new_cu, new_lens = seqlens_k.new_empty(num_seqs + 1), seqlens_k.new_empty(num_seqs)
-    row_seq, positions, new_ids = input_ids.new_empty(3, num_rows)
-    new_ngram_ids = ngram_ids.new_empty(ngram_ids.shape)
     width = ngram_ids.shape[1]
+    sizes = [num_rows * width, num_rows, num_rows, num_rows, num_seqs, num_seqs + 1]
+    # One piece of memory, so that one launch may copy all of it to where a graph reads it.
+    windows, row_seq, positions, new_ids, new_lens, new_cu = input_ids.new_empty(sum(sizes)).split(sizes)
+    new_ngram_ids = windows.view(num_rows, width)
     windows = (ngram_ids, new_ngram_ids) if width else ngram_ids.new_empty(2, 1, 1).unbind()
     program = kernel(capacity=capacity, width=width)
     given = seqlens_q, cu_seqlens_q, seqlens_k, input_ids, windows[0]

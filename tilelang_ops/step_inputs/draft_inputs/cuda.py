@@ -19,10 +19,10 @@ def kernel(block_size: int, window: int):
         anchors: T.Tensor((n,), "int32"),
         positions: T.Tensor((n,), "int32"),
         state_slots: T.Tensor((n,), "int32"),
-        input_ids: T.Tensor((n, block_size), "int32"),
-        block_positions: T.Tensor((n, block_size), "int32"),
-        ring_index: T.Tensor((n, block_size), "int64"),
-        window_index: T.Tensor((n, block_size, width), "int32"),
+        input_ids: T.Tensor((block_size, n), "int32"),
+        block_positions: T.Tensor((block_size, n), "int32"),
+        ring_index: T.Tensor((block_size, n), "int64"),
+        window_index: T.Tensor((block_size, n, width), "int32"),
         ring: T.int32,
         noise_token_id: T.int32,
     ):
@@ -38,14 +38,14 @@ def kernel(block_size: int, window: int):
                     if seen >= 0:
                         record = base + T.cast(T.cast(seen, "uint32") % T.cast(ring, "uint32"), "int32")
                     for row in T.unroll(block_size):
-                        window_index[seq, row, place] = record
+                        window_index[row, seq, place] = record
                     if place >= window:
-                        ring_index[seq, place - window] = T.cast(record, "int64")
-                        block_positions[seq, place - window] = seen
+                        ring_index[place - window, seq] = T.cast(record, "int64")
+                        block_positions[place - window, seq] = seen
                         token = T.alloc_var("int32", init=noise_token_id)
                         if place == window:
                             token = anchors[seq]
-                        input_ids[seq, place - window] = token
+                        input_ids[place - window, seq] = token
 
     return draft_inputs
 
@@ -60,9 +60,9 @@ def run(
     noise_token_id: int,
 ) -> tuple[Tensor, ...]:
     n = anchors.shape[0]
-    input_ids, block_positions = anchors.new_empty(2, n, block_size)
-    records = torch.empty(n, block_size, dtype=torch.int64, device=anchors.device)
-    index = anchors.new_empty(n, block_size, window + block_size)
+    input_ids, block_positions = anchors.new_empty(2, block_size, n)
+    records = torch.empty(block_size, n, dtype=torch.int64, device=anchors.device)
+    index = anchors.new_empty(block_size, n, window + block_size)
     program = kernel(block_size=block_size, window=window)
     program(
         anchors,

@@ -16,12 +16,12 @@ from tilelang_ops.common.dispatch import backend
 
 
 class DraftInputs(NamedTuple):
-    """n sequences, B rows of each, sequence by sequence."""
+    """n sequences, B rows of each: the first rows of all sequences, then their second ones, and so on."""
 
-    input_ids: Tensor  # [n * B] int32
-    positions: Tensor  # [n * B] int32
-    ring_index: Tensor  # [n * B] int64 record of each row in the rings
-    window_index: Tensor  # [n * B, window + B] int32 records that each row sees, ascending; -1 in front
+    input_ids: Tensor  # [B * n] int32
+    positions: Tensor  # [B * n] int32
+    ring_index: Tensor  # [B * n] int64 record of each row in the rings
+    window_index: Tensor  # [B * n, window + B] int32 records that each row sees, ascending; -1 in front
 
 
 def draft_inputs(

@@ -20,11 +20,11 @@ def run(
     records = ring_slot(slots[:, None], block_positions, ring)
     ends = positions.long() + (block_size - 1)
     index = window_index.run(ends, slots * ring, window + block_size, ring)
-    input_ids = anchors.new_full((anchors.shape[0], block_size), noise_token_id)
-    input_ids[:, 0] = anchors
+    input_ids = anchors.new_full((block_size, anchors.shape[0]), noise_token_id)
+    input_ids[0] = anchors
     return (
         input_ids.flatten(),
-        block_positions.flatten(),
-        records.flatten(),
-        index.repeat_interleave(block_size, 0),
+        block_positions.t().flatten(),
+        records.t().flatten(),
+        index.repeat(block_size, 1),
     )

@@ -1,0 +1,1 @@
+"""Operator `start_streams`: see op.py for its meaning."""

@@ -1,0 +1,1 @@
+"""Operator `ban_tokens`: see op.py for its meaning."""

@@ -1,0 +1,5 @@
+"""ban_tokens on Ascend: the blocks of the CUDA kernel on the vector cores."""
+
+from tilelang_ops.sampling.ban_tokens.cuda import run
+
+__all__ = ["run"]

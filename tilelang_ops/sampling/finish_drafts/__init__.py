@@ -1,0 +1,1 @@
+"""Operator `finish_drafts`: see op.py for its meaning."""

@@ -1,0 +1,1 @@
+"""Operator `judge_rows`: see op.py for its meaning."""

@@ -1,0 +1,1 @@
+"""Operator `last_tokens`: see op.py for its meaning."""

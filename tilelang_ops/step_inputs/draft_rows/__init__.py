@@ -1,0 +1,1 @@
+"""Operator `draft_rows`: see op.py for its meaning."""
