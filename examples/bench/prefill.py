@@ -143,7 +143,7 @@ def submitted(
         max_model_len=lengths.context + 2,
         max_num_batched_tokens=max(lengths.batch, max_num_seqs * (1 + setting.num_drafts)),
         num_blocks=at_once * blocks_per_request + (max_num_seqs + at_once) * own_blocks + 2,
-        num_prefix_states=4 * at_once,
+        num_prefix_states=max_num_seqs + 2 * at_once,  # prefixes outlive what those in flight leave
         prefix_state_interval=cached,
     ) as (llm, stepper):
         banned = (*llm.get_tokenizer().internal_ids, llm.get_tokenizer().eos_token_id)
