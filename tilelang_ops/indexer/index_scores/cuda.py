@@ -39,7 +39,9 @@ WAVES = 2  # of thread blocks, where there is enough work
 UNIT = 8  # keys that lie together, if the pool's blocks are multiples
 SHRINK = 64
 NAN_PAIR = 0x7FC07FC0
-NOWHERE = 0x7FFFFFFF  # entry number of no entry
+# Entry number of no entry. Sums with it stay below 2^31: the compiler moves them from one side of a comparison
+# to the other.
+NOWHERE = 1 << 30
 
 
 def channel(factor):
