@@ -39,8 +39,8 @@ WAVES = 2  # of thread blocks, where there is enough work
 UNIT = 8  # keys that lie together, if the pool's blocks are multiples
 SHRINK = 64
 NAN_PAIR = 0x7FC07FC0
-# Entry number of no entry. Sums with it stay below 2^31: the compiler moves them from one side of a comparison
-# to the other.
+# Entry number of no entry. Sums with it stay below 2^31: the compiler moves them from one side of a
+# comparison to the other.
 NOWHERE = 1 << 30
 
 
