@@ -18,7 +18,7 @@ DENSE = ((1792, 5120, 1), (32768, 1280, 1), (5120, 8192, 1), (4608, 5120, 1), (1
 
 def cases() -> list[Case]:
     """The cases of this family."""
-    dense = [_fp8(rows, *shape) for rows in (32, 256, 4096) for shape in DENSE]
+    dense = [_fp8(rows, *shape) for rows in (32, 256, 1024, 4096) for shape in DENSE]
     experts = [c for rows in (7, 55, 512) for c in (_first(rows), _second(rows))]
     head = [_linear(rows, 129280, HIDDEN, 1) for rows in (64, 256, 1536)]
     small = [_linear(256, 384, HIDDEN, 1), _linear(256, 1024, HIDDEN, 1), _linear(256, 24, 4 * HIDDEN, 3)]

@@ -30,8 +30,10 @@ TILE_COSTS = {
     64: 30,
     96: 34,
     128: 38,
+    192: 52,
     256: 65,
 }  # activation rows of a tile -> time of a step on an H200, us / 100
+SUM_COST, SUM_BYTES = 200, 30000  # of adding segments up: us / 100, and bytes of one of these
 FEW_ROWS = 32  # up to here tiles of FP8 weights have 64 weight rows: twice as many processors read
 EXPERT_ROWS = (32, 64, 128)  # activation rows of the experts' tiles
 EXPERT_BITS = 10  # fewer than 1024 experts on a device
@@ -446,6 +448,33 @@ def tile_rows(num_rows: int, column_tiles: int, choices: tuple[int, ...]) -> int
     return min(choices, key=cost)
 
 
+def tile_of_splits(
+    num_rows: int, columns: int, width: int, num_splits: int, choices: tuple[int, ...]
+) -> tuple[bool, int]:
+    """How the rows of a product whose channels are summed in segments are cut: what takes the least time.
+
+    Args:
+        num_rows: of the batch.
+        columns: weight rows.
+        width: channels.
+        num_splits: segments, more than one.
+        choices: keys of `TILE_COSTS`.
+
+    Returns:
+        whether a block sums all segments, or each is a block's and a program behind adds them up; and the
+        activation rows of a tile.
+    """
+    tiles, steps = -(-columns // 128), -(-width // BLOCK)
+
+    def cost(choice: tuple[bool, int]) -> float:
+        in_turn, rows = choice
+        blocks = tiles * -(-num_rows // rows) * (1 if in_turn else num_splits)
+        time = -(-blocks // PROCESSORS) * TILE_COSTS[rows] * (steps if in_turn else steps // num_splits)
+        return time if in_turn else time + SUM_COST + 8 * num_splits * num_rows * columns / SUM_BYTES
+
+    return min(((in_turn, rows) for in_turn in (False, True) for rows in choices), key=cost)
+
+
 def expert_rows(num_rows: int, num_experts: int) -> int:
     """Activation rows of the experts' tiles, by the mean of an expert's, so that few need a second tile."""
     mean = num_rows / num_experts
@@ -466,23 +495,34 @@ def split_count(columns: int, width: int) -> int:
 def sum_program(*, name, columns, num_parts, num_splits, result, threads=128):
     """out[r, c] = sum over parts of the sum over segments of partial[segment, r, part * columns + c]."""
     m = T.dynamic("m")
+    step = 4 if columns % 4 == 0 and num_splits <= 16 else 1  # columns of a thread
+    lanes = -(-columns // step)
 
     @T.prim_func
     def program(
         partial: T.Tensor((num_splits * m, num_parts * columns), "float32"),
         out: T.Tensor((m, columns), result),
     ):
-        with T.Kernel(m, T.ceildiv(columns, threads), threads=threads) as (row, tile):
+        with T.Kernel(T.ceildiv(m * lanes, threads), threads=threads) as block:
             for t in T.Parallel(threads):
-                column = tile * threads + t
-                if column < columns:
-                    total = T.alloc_var("float32", 0.0)
+                row, column = (block * threads + t) // lanes, (block * threads + t) % lanes * step
+                if row < m:
+                    loaded = T.alloc_local((num_splits, step), "float32")
+                    part_sum = T.alloc_local((step,), "float32")
+                    total = T.alloc_local((step,), "float32")
+                    for k in T.unroll(step):
+                        total[k] = 0.0
                     for part in T.unroll(num_parts):
-                        part_sum = T.alloc_var("float32", 0.0)
-                        for segment in T.unroll(num_splits):
-                            part_sum = part_sum + partial[segment * m + row, part * columns + column]
-                        total = total + part_sum
-                    out[row, column] = T.cast(total, result)
+                        for segment in T.unroll(num_splits):  # all are under way before the first is added
+                            for k in T.vectorized(step):
+                                loaded[segment, k] = partial[segment * m + row, part * columns + column + k]
+                        for k in T.unroll(step):
+                            part_sum[k] = 0.0
+                            for segment in T.unroll(num_splits):
+                                part_sum[k] = part_sum[k] + loaded[segment, k]
+                            total[k] = total[k] + part_sum[k]
+                    for k in T.vectorized(step):
+                        out[row, column + k] = T.cast(total[k], result)
 
     return program.with_attr("global_symbol", name)
 
@@ -495,7 +535,7 @@ def tile(fmt: str, block_n: int, width: int, arch: str) -> dict[str, int | bool]
         block_n: activation rows.
         width: channels of a segment.
     """
-    if arch == "sm_100a" or fmt == "bfloat16" or block_n == 256 or width % (4 * BLOCK):
+    if arch == "sm_100a" or fmt == "bfloat16" or block_n >= 192 or width % (4 * BLOCK):
         return {"block_m": 128, "stages": 4, "depth": 1}
     beside = {"depth": 4, "is_overlapped": True}
     if fmt == "mxfp4":

@@ -62,8 +62,14 @@ def test_linear_fp8(
     for first, end in ROW_SAMPLES if num_rows == 70 else ((4, 5),):
         alone, _ = run(fp8_cuda, x[first:end], weight, columns, num_groups)
         assert_same_bits(alone, out[first:end], f"rows {first}..{end}")
+    module = sys.modules[fp8_cuda.__name__]
+    if num_groups == 1 and split_count(columns, width) == 1:
+        monkeypatch.setattr(module, "tile_rows", lambda *_: 192)
+        in_one, _ = run(fp8_cuda, x, weight, columns, num_groups)
+        assert_same_bits(in_one, out, "all rows in one tile")
     if split_count(columns, width) > 1:
-        monkeypatch.setattr(sys.modules[fp8_cuda.__name__], "MANY_BLOCKS", 1)
+        monkeypatch.setattr(module, "FEW_ROWS", 0)
+        monkeypatch.setattr(module, "tile_of_splits", lambda *_: (True, 64))
         in_turn, _ = run(fp8_cuda, x, weight, columns, num_groups)
         assert_same_bits(in_turn, out, "segments in one block")
 

@@ -6,14 +6,16 @@ from torch import Tensor
 from tilelang_ops.common.kernels import CUDA_TARGETS, cuda_kernel
 from tilelang_ops.common.matrix import (
     FEW_ROWS,
-    MANY_BLOCKS,
     TILE_COSTS,
     matrix_program,
     split_count,
     sum_program,
     tile,
+    tile_of_splits,
     tile_rows,
 )
+
+SEGMENT_ROWS = (64, 96, 128)  # activation rows of a tile where there are segments: a block holds two sums
 
 
 def shapes(model):
@@ -39,24 +41,20 @@ def _splits(columns, width, num_groups):
     return split_count(columns, width) if num_groups == 1 else 1
 
 
-@cuda_kernel(
-    builds=lambda model: [
-        {
-            "columns": columns,
-            "width": width,
-            "num_groups": groups,
-            "num_splits": _splits(columns, width, groups),
-            "in_turn": in_turn,
-            "block_n": block_n,
-        }
-        for columns, width, groups in shapes(model)
-        for in_turn in (True, False)
-        for block_n in (FEW_ROWS, *TILE_COSTS)
-        if (_splits(columns, width, groups) > 1 and block_n < 256)
-        or (_splits(columns, width, groups) == 1 and in_turn)
-    ],
-    uses_tensor_cores=True,
-)
+def _builds(model):
+    found = []
+    for columns, width, groups in shapes(model):
+        num_splits = _splits(columns, width, groups)
+        sizes = {"columns": columns, "width": width, "num_groups": groups, "num_splits": num_splits}
+        if num_splits == 1:
+            found += [{**sizes, "in_turn": True, "block_n": rows} for rows in (FEW_ROWS, *TILE_COSTS)]
+        else:
+            found += [{**sizes, "in_turn": True, "block_n": rows} for rows in SEGMENT_ROWS]
+            found += [{**sizes, "in_turn": False, "block_n": rows} for rows in (FEW_ROWS, *SEGMENT_ROWS)]
+    return found
+
+
+@cuda_kernel(builds=_builds, uses_tensor_cores=True)
 def kernel(
     columns: int,
     width: int,
@@ -101,11 +99,12 @@ def sum_parts(columns: int, num_splits: int):
 def run(x: Tensor, weight: Tensor, columns: int, num_groups: int) -> Tensor:
     num_rows, width = x.shape[0], x.shape[1] // num_groups
     num_splits, column_tiles = _splits(columns, width, num_groups), num_groups * -(-columns // 128)
-    in_turn = num_splits == 1 or column_tiles * -(-num_rows // 128) >= MANY_BLOCKS
-    choices = (64, 96, 128, 256) if num_splits == 1 else (64, 96, 128)
-    block_n = tile_rows(num_rows, column_tiles if in_turn else column_tiles * num_splits, choices)
     if num_rows <= FEW_ROWS:
-        block_n = FEW_ROWS
+        in_turn, block_n = num_splits == 1, FEW_ROWS
+    elif num_splits == 1:
+        in_turn, block_n = True, tile_rows(num_rows, column_tiles, tuple(TILE_COSTS))
+    else:
+        in_turn, block_n = tile_of_splits(num_rows, columns, width, num_splits, SEGMENT_ROWS)
     out = x.new_empty(num_rows, num_groups * columns)
     sizes = {"columns": columns, "width": width, "num_groups": num_groups, "num_splits": num_splits}
     program = kernel(**sizes, in_turn=in_turn, block_n=block_n)
