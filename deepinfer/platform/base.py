@@ -62,7 +62,7 @@ class DeviceQueue(Protocol):
         """Wait until everything launched on the device has run, also beside the queue."""
 
     def used_bytes(self) -> int:
-        """Memory of the device that is in use, by whomever; what torch holds in reserve is given back."""
+        """Memory of the device that torch holds, for what lives and for graphs; all else is given back."""
 
 
 class GraphMemoryError(RuntimeError):

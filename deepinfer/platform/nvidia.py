@@ -93,8 +93,7 @@ class CudaQueue:
 
     def used_bytes(self) -> int:
         torch.cuda.empty_cache()
-        free, total = torch.cuda.mem_get_info(self.device)
-        return total - free
+        return torch.cuda.memory_reserved(self.device)
 
 
 class _StreamMark:

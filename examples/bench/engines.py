@@ -99,12 +99,18 @@ class Stepper:
 def opened(setting: Setting, settings: Settings, **args: Any) -> Iterator[tuple[LLM, Stepper]]:
     """An engine of a setting, closed behind; a GPU's memory is free of what ran before."""
     gc.collect()
+    _trim()
+    settings = setting.engine_settings(settings)
+    with LLM(settings=settings, **setting.engine_args(disable_log_stats=False, **args)) as llm:
+        _trim()  # of what only loading needed
+        yield llm, Stepper(llm, settings)
+
+
+def _trim() -> None:
+    """Give back what torch holds of a GPU for nothing, and begin a new peak."""
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    settings = setting.engine_settings(settings)
-    with LLM(settings=settings, **setting.engine_args(disable_log_stats=False, **args)) as llm:
-        yield llm, Stepper(llm, settings)
 
 
 def pretended(llm: LLM) -> contextlib.AbstractContextManager[None]:
@@ -114,7 +120,7 @@ def pretended(llm: LLM) -> contextlib.AbstractContextManager[None]:
 
 
 def peak_gib() -> float | None:
-    """Memory of the GPU that torch has taken at most since `opened`, in GiB; None on a CPU."""
+    """Memory of the GPU that torch has held at most since `opened`, in GiB; None on a CPU."""
     return torch.cuda.max_memory_reserved() / 2**30 if torch.cuda.is_available() else None
 
 

@@ -183,7 +183,7 @@ def test_measured_sizes(engine_of):
 
 @pytest.mark.parametrize("run", ["graphs", "graphs of measured sizes"])
 def test_the_plan_has_room_for_the_graphs(engine_of, run):
-    """Measured around the capture, kernels that it loaded included."""
+    """Measured around the capture; the plan leaves a part for the driver."""
     engine = engine_of(run).llm_engine
     taken, planned = engine.model_runner.graphs.num_bytes, engine.memory_plan["graphs"].num_bytes
     print(f"{run}: {taken / 2**20:.1f} MiB taken, {planned / 2**20:.1f} planned")

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,40 +16,23 @@ from deepinfer.layers.experts import PackedExperts
 from deepinfer.layers.linear import DenseLinear, Fp8Linear
 from deepinfer.layers.rotary import RotaryTable, RotaryTables, plain_frequencies
 from deepinfer.models.deepseek_v41.device_rows import DeviceRows, ListSizes
-from deepinfer.models.deepseek_v41.dspark import Drafter
-from deepinfer.models.deepseek_v41.model import DeepseekV41Model
 from deepinfer.models.deepseek_v41.needed_rows import NeededRows
 from deepinfer.models.deepseek_v41.rows import RowSet
 from deepinfer.models.deepseek_v41.weights import Weights
-from deepinfer.settings import Settings
 from tests.checkpoint.micro import Entry, micro_files, write
 from tests.models.checks import NEAR_TIE, check_logits
 from tests.support.compare import assert_same_bits
 from tests.support.draft_harness import DraftHarness
 from tests.support.forward_harness import ForwardHarness
 from tests.support.golden import golden
-from tests.support.models import fold_map, load_backbone, load_config, load_drafter
-from tests.support.paths import MODELS
-from tilelang_ops.common.kernels import use_library
+from tests.support.models import DEVICES, fold_map, load_backbone, load_drafter, packed_model
 from tilelang_ops.common.packing import unpack_fp8, unpack_mxfp4
 from tilelang_ops.gemm.grouped_linear_mxfp4 import reference as grouped_linear_mxfp4
 from tilelang_ops.gemm.grouped_swiglu_mxfp4 import reference as grouped_swiglu_mxfp4
 from tilelang_ops.gemm.linear_fp8 import reference as linear_fp8
 
-DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 W8A8 = ARITHMETICS["w8a8"]
 WINDOW = 128
-
-
-@functools.cache
-def packed_model(name: str, device: str = "cpu") -> tuple[DeepseekV41Model, Drafter]:
-    config = load_config(name)
-    if (library := Settings.from_env().kernel_library) is not None:
-        use_library(Path(library))
-    with CheckpointReader(MODELS[name]) as reader:
-        weights = Weights(reader, device=device, is_packed=True, tables_on_host=True)
-        model = DeepseekV41Model.load(weights, config, W8A8)
-        return model, Drafter.load(weights, config, W8A8, model)
 
 
 @pytest.fixture(autouse=True)

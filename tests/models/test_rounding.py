@@ -19,11 +19,10 @@ import torch
 from torch import Tensor
 
 from deepinfer.models.deepseek_v41 import attention
-from tests.models.test_packed import DEVICES, packed_model
 from tests.support.compare import relative_rms
 from tests.support.forward_harness import ForwardHarness
 from tests.support.golden import golden
-from tests.support.models import fold_map, make_harness
+from tests.support.models import DEVICES, fold_map, make_harness, packed_model
 from tests.support.traced import traced
 from tilelang_ops.attention.sparse_attention import cuda
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+from pathlib import Path
 
 import tokenizers
 import torch
@@ -17,9 +18,13 @@ from deepinfer.models.deepseek_v41.dspark import Drafter
 from deepinfer.models.deepseek_v41.model import DeepseekV41Model
 from deepinfer.models.deepseek_v41.tensors import verify
 from deepinfer.models.deepseek_v41.weights import Weights
+from deepinfer.settings import Settings
 from tests.support.draft_harness import DraftHarness
 from tests.support.forward_harness import ForwardHarness
 from tests.support.paths import MODELS
+from tilelang_ops.common.kernels import use_library
+
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
 # Names of the golden data's modes -> presets of the engine.
 ARITHMETIC_OF_MODE = {"plain": "plain", "fp32": "float32", "bf16": "bfloat16", "w8a8": "w8a8"}
@@ -47,6 +52,18 @@ def load_drafter(name: str, arithmetic: str = "float32") -> Drafter:
         return Drafter.load(
             Weights(reader), load_config(name), ARITHMETICS[arithmetic], load_backbone(name, arithmetic)
         )
+
+
+@functools.cache
+def packed_model(name: str, device: str = "cpu") -> tuple[DeepseekV41Model, Drafter]:
+    """Backbone and drafter in the form of a GPU, in "w8a8"; kernels come from the prebuilt ones, if any."""
+    config = load_config(name)
+    if (library := Settings.from_env().kernel_library) is not None:
+        use_library(Path(library))
+    with CheckpointReader(MODELS[name]) as reader:
+        weights = Weights(reader, device=device, is_packed=True, tables_on_host=True)
+        model = DeepseekV41Model.load(weights, config, ARITHMETICS["w8a8"])
+        return model, Drafter.load(weights, config, ARITHMETICS["w8a8"], model)
 
 
 @functools.cache
