@@ -17,7 +17,7 @@ from deepinfer.config import Arithmetic
 from deepinfer.layers.inputs import Inputs
 from deepinfer.ops.experts import routed_experts
 from tilelang_ops.gemm import grouped_linear_mxfp4, grouped_swiglu_mxfp4
-from tilelang_ops.moe import combine_slots, gather_slots, group_rows
+from tilelang_ops.moe import combine_slots, gather_grouped
 from tilelang_ops.projection import round_rows
 
 
@@ -120,13 +120,12 @@ class PackedExperts:
             rows = round_rows(x) if rounds else x
         assert rows is not None, "the rows are not at hand in the form that the experts take"
         ids = expert_ids if self.first == 0 else expert_ids - self.first
-        grouped = group_rows(ids, self.w13.shape[0], 1)
-        sorted_rows, factors = gather_slots(rows, expert_weights, grouped.slots)
+        grouped = gather_grouped(rows, expert_weights, ids, self.w13.shape[0])
         product = grouped_swiglu_mxfp4(
-            sorted_rows,
+            grouped.rows,
             self.w13,
             grouped.offsets,
-            factors,
+            grouped.factors,
             limit,
             self.inner,
             round_output=rounds,

@@ -6,15 +6,25 @@ import torch
 from torch import Tensor
 
 from examples.kernel_cases.case import Case
-from tilelang_ops.moe import GroupedRows, combine_slots, group_rows, route_topk, swiglu, swiglu_quantize
+from tilelang_ops.moe import (
+    GroupedInputs,
+    GroupedRows,
+    combine_slots,
+    gather_grouped,
+    group_rows,
+    route_topk,
+    swiglu,
+    swiglu_quantize,
+)
 from tilelang_ops.moe.group_rows import reference as group_reference
 
 WIDTH, HIDDEN, EXPERTS, SELECTED = 2304, 5120, 384, 6
+RESIDENT = 7  # experts of a rank
 
 
 def cases() -> list[Case]:
     """The cases of this family."""
-    kinds = (_swiglu, _swiglu_quantize, _route, _group, _combine)
+    kinds = (_swiglu, _swiglu_quantize, _route, _group, _gather, _combine)
     return [kind(rows) for kind in kinds for rows in (256, 4096)]
 
 
@@ -111,6 +121,37 @@ def _group(rows: int) -> Case:
         flops=0,
         make=make,
         run=lambda ids: group_rows(ids, EXPERTS, 1),
+        torch=None,  # torch.bincount cannot be captured
+        check=check,
+    )
+
+
+def _gather(rows: int) -> Case:
+    """All slots are at a rank's experts."""
+
+    def make(seed: int) -> tuple[Tensor, Tensor, Tensor]:
+        generator = _generator(seed)
+        x = torch.randn(rows, HIDDEN, generator=generator, device="cuda").bfloat16()
+        weights = torch.rand(rows, SELECTED, generator=generator, device="cuda")
+        scores = torch.rand(rows, RESIDENT, generator=generator, device="cuda")
+        return x, weights, scores.topk(SELECTED, dim=1).indices.int()
+
+    def check(out: GroupedInputs, args: tuple[Tensor, Tensor, Tensor]) -> None:
+        x, weights, ids = args
+        grouped = group_reference.run(ids.cpu(), RESIDENT, 1)
+        slots = grouped.slots.cuda().long()
+        assert torch.equal(out.offsets.cpu(), grouped.offsets), "offsets"
+        assert torch.equal(out.places.cpu(), grouped.places), "places"
+        assert torch.equal(out.rows, x[slots // SELECTED]), "rows"
+        assert torch.equal(out.factors, weights.view(-1)[slots]), "factors"
+
+    return Case(
+        op="moe.gather_grouped",
+        size=f"{rows} rows, {SELECTED} of {RESIDENT}",
+        bytes=rows * HIDDEN * 2 * (1 + SELECTED) + rows * SELECTED * 16,
+        flops=0,
+        make=make,
+        run=lambda x, weights, ids: gather_grouped(x, weights, ids, RESIDENT),
         torch=None,  # torch.bincount cannot be captured
         check=check,
     )

@@ -35,7 +35,7 @@ TILE_COSTS = {
 }  # activation rows of a tile -> time of a step on an H200, us / 100
 SUM_COST, SUM_BYTES = 200, 30000  # of adding segments up: us / 100, and bytes of one of these
 FEW_ROWS = 32  # up to here tiles of FP8 weights have 64 weight rows: twice as many processors read
-EXPERT_ROWS = (32, 64, 128)  # activation rows of the experts' tiles
+EXPERT_ROWS = (16, 32, 64, 128)  # activation rows of the experts' tiles
 EXPERT_BITS = 10  # fewer than 1024 experts on a device
 WORDS = {"mxfp4": 17, "fp8": 33}  # rows of 32 words in a packed block: codes, then one row of scales
 # Warp groups of a block beside the loading one -> registers of their threads: all that a processor has.
@@ -478,7 +478,7 @@ def tile_of_splits(
 def expert_rows(num_rows: int, num_experts: int) -> int:
     """Activation rows of the experts' tiles, by the mean of an expert's, so that few need a second tile."""
     mean = num_rows / num_experts
-    return 32 if mean <= 20 else 64 if mean <= 64 else 128
+    return 16 if mean <= 8 else 32 if mean <= 20 else 64 if mean <= 64 else 128
 
 
 def split_count(columns: int, width: int) -> int:
@@ -541,7 +541,7 @@ def tile(fmt: str, block_n: int, width: int, arch: str) -> dict[str, int | bool]
     if fmt == "mxfp4":
         if block_n == 64:
             return {"block_m": 128, "stages": 2, "depth": 4, "blocks_per_sm": 2}
-        if block_n == 32:
+        if block_n <= 32:
             return {"block_m": 256, "stages": 3, **beside}
         return {"block_m": 256, "stages": 2, "granule": 32, **beside}
     if block_n == 32:

@@ -1,4 +1,4 @@
-"""The kernels of group_rows, gather_slots and combine_slots against their references, bit for bit."""
+"""The kernels around the experts' products against their references, bit for bit."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from tests.support.compare import assert_same_bits
 from tests.support.kernel_runs import KernelRunner
 from tilelang_ops.moe.combine_slots import cuda as combine
 from tilelang_ops.moe.combine_slots import reference as combine_reference
+from tilelang_ops.moe.gather_grouped import cuda as gather_grouped
+from tilelang_ops.moe.gather_grouped import reference as gather_grouped_reference
 from tilelang_ops.moe.gather_slots import cuda as gather
 from tilelang_ops.moe.gather_slots import reference as gather_reference
 from tilelang_ops.moe.group_rows import cuda, reference
@@ -72,3 +74,22 @@ def test_gather_slots(run_kernel: KernelRunner) -> None:
     expected, expected_factors = gather_reference.run(rows, weights, slots)
     assert_same_bits(actual[filled], expected[filled], "rows")
     assert_same_bits(factors[filled], expected_factors[filled], "weights")
+
+
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_gather_grouped(run_kernel: KernelRunner, monkeypatch: pytest.MonkeyPatch, rounds: int) -> None:
+    """One launch for few slots, two or three for many."""
+    monkeypatch.setattr(gather_grouped, "FEW_ROUNDS", 1)
+    monkeypatch.setattr(gather_grouped, "ROUNDS", rounds)
+    for num_rows in (1, 90, 150):
+        rows, weights = torch.randn(num_rows, 96).bfloat16(), torch.rand(num_rows, 3)
+        ids = torch.randint(-1, 6, (num_rows, 3)).int()
+        actual, _ = run_kernel(gather_grouped, rows, weights, ids, 5)
+        expected = gather_grouped_reference.run(rows, weights, ids, 5)
+        assert_same_bits(actual.places, expected.places, "places")
+        assert_same_bits(actual.offsets, expected.offsets, "offsets")
+        filled = slice(0, int(expected.offsets[-1]))
+        assert_same_bits(actual.rows[filled], expected.rows[filled], "rows")
+        assert_same_bits(actual.factors[filled], expected.factors[filled], "factors")
+    empty = gather_grouped.run(rows[:0], weights[:0], ids[:0], 5)
+    assert empty.rows.shape == (0, 96) and not empty.offsets.any()

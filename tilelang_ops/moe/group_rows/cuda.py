@@ -66,6 +66,107 @@ def count_slots(num_experts: int, rounds: int):
     return count_slots
 
 
+@T.macro
+def count_all(ids, counts, free, ends, starts, experts, first_slot, block, sizes):
+    """Load a thread's slots; find each expert's places, and where those of each warp begin.
+
+    Args:
+        ids, counts: as in `kernel`; no counts where one block has all slots.
+        free: [WARPS, num_experts] shared, the first free place of a warp, counted from the expert's first.
+        ends, starts: [num_experts] shared, of the experts' places.
+        experts: [rounds], of the thread's slots; `num_experts` for those left out.
+        first_slot: of the thread.
+        block: its number.
+        sizes: n, blocks, num_experts, tile, rounds.
+    """
+    n, num_blocks, num_experts, tile, rounds = sizes
+    thread = T.get_thread_binding()
+    warp = thread // 32
+    lane = thread % 32
+    for i in T.unroll(rounds):
+        experts[i] = num_experts
+        if first_slot + i * 32 < n:
+            number = T.alloc_var("int32")
+            number = ids[first_slot + i * 32]
+            if number >= 0 and number < num_experts:
+                experts[i] = number
+    for i in T.serial(T.ceildiv(num_experts, 32)):
+        if i * 32 + lane < num_experts:
+            free[warp, i * 32 + lane] = 0
+    T.sync_threads()
+    for i in T.unroll(rounds):
+        if experts[i] < num_experts:
+            T.atomic_add(free[warp, experts[i]], 1)
+    T.sync_threads()
+    for i in T.serial(T.ceildiv(num_experts, THREADS)):
+        expert = i * THREADS + thread
+        if expert < num_experts:
+            before = T.alloc_var("int32")
+            total = T.alloc_var("int32")
+            count = T.alloc_var("int32")
+            before = 0
+            total = 0
+            if counts is not None:
+                for b in T.serial(num_blocks):
+                    count = counts[b, expert]
+                    total = total + count
+                    if b < block:
+                        before = before + count
+            for w in T.unroll(WARPS):
+                count = free[w, expert]
+                free[w, expert] = before
+                before = before + count
+            if counts is None:
+                total = before
+            starts[expert] = T.ceildiv(total, tile) * tile
+    T.sync_threads()
+    T.cumsum(starts, ends, dim=0)
+    T.sync_threads()
+    for i in T.serial(T.ceildiv(num_experts, THREADS)):
+        expert = i * THREADS + thread
+        if expert < num_experts:
+            starts[expert] = ends[expert] - starts[expert]
+    T.sync_threads()
+
+
+@T.macro
+def place_all(free, starts, experts, first_slot, num_experts, rounds, keep, outputs):
+    """Give every slot of the thread its place: `keep(outputs, i, slot, place)`, place -1 for none."""
+    thread = T.get_thread_binding()
+    warp = thread // 32
+    lane = thread % 32
+    for i in T.unroll(rounds):
+        same = T.alloc_var("uint32")
+        same = T.uint32(0xFFFFFFFF)
+        for b in T.unroll(num_experts.bit_length()):  # left-out slots count as expert `num_experts`
+            votes = T.cast(T.ballot_sync((experts[i] >> b) & 1), "uint32")
+            same = same & T.if_then_else((experts[i] >> b) & 1 == 1, votes, ~votes)
+        lower = same & ((T.uint32(1) << T.cast(lane, "uint32")) - 1)
+        rank = T.cast(T.popcount(lower), "int32")
+        place = T.alloc_var("int32")
+        place = -1
+        if experts[i] < num_experts:
+            place = starts[experts[i]] + free[warp, experts[i]] + rank
+        keep(outputs, i, first_slot + i * 32, place)
+        T.sync_warp()
+        if experts[i] < num_experts and rank == 0:
+            taken = T.cast(T.popcount(same), "int32")
+            free[warp, experts[i]] = free[warp, experts[i]] + taken
+        T.sync_warp()
+
+
+@T.macro
+def store_offsets(offsets, ends, starts, num_experts):
+    """By one block."""
+    thread = T.get_thread_binding()
+    for i in T.serial(T.ceildiv(num_experts, THREADS)):
+        expert = i * THREADS + thread
+        if expert < num_experts:
+            offsets[expert] = starts[expert]
+            if expert == num_experts - 1:
+                offsets[num_experts] = ends[expert]
+
+
 @cuda_kernel(
     builds=lambda model: [
         {"num_experts": experts, "tile": tile, "rounds": rounds, "is_split": rounds == ROUNDS}
@@ -78,8 +179,17 @@ def kernel(num_experts: int, tile: int, rounds: int, is_split: bool):
     """`is_split`: there are several blocks, and `count_slots` went before."""
     n, num_places, num_tiles = T.dynamic("n"), T.dynamic("num_places"), T.dynamic("num_tiles")
     num_blocks = T.dynamic("num_blocks") if is_split else 1
-    id_bits = num_experts.bit_length()  # left-out slots count as expert `num_experts`
-    stretch = rounds * 32
+    sizes = (n, num_blocks, num_experts, tile, rounds)
+
+    @T.macro
+    def keep(outputs, i, slot, place):
+        slots, places, tile_experts, experts = outputs
+        if place >= 0:
+            slots[place] = slot
+            if place % tile == 0:
+                tile_experts[place // tile] = experts[i]
+        if slot < n:
+            places[slot] = place
 
     @T.prim_func
     def group_rows(
@@ -96,16 +206,7 @@ def kernel(num_experts: int, tile: int, rounds: int, is_split: bool):
             starts = T.alloc_shared((num_experts,), "int32")
             experts = T.alloc_local((rounds,), "int32")
             thread = T.get_thread_binding()
-            warp = thread // 32
-            lane = thread % 32
-            first_slot = (block * WARPS + warp) * stretch + lane
-            for i in T.unroll(rounds):
-                experts[i] = num_experts
-                if first_slot + i * 32 < n:
-                    number = T.alloc_var("int32")
-                    number = ids[first_slot + i * 32]
-                    if number >= 0 and number < num_experts:
-                        experts[i] = number
+            first_slot = (block * WARPS + thread // 32) * (rounds * 32) + thread % 32
             if not is_split:
                 for i in T.serial(T.ceildiv(num_places, THREADS)):
                     if i * THREADS + thread < num_places:
@@ -113,73 +214,12 @@ def kernel(num_experts: int, tile: int, rounds: int, is_split: bool):
                 for i in T.serial(T.ceildiv(num_tiles, THREADS)):
                     if i * THREADS + thread < num_tiles:
                         tile_experts[i * THREADS + thread] = -1
-            for i in T.serial(T.ceildiv(num_experts, 32)):
-                if i * 32 + lane < num_experts:
-                    free[warp, i * 32 + lane] = 0
-            T.sync_threads()
-            for i in T.unroll(rounds):
-                if experts[i] < num_experts:
-                    T.atomic_add(free[warp, experts[i]], 1)
-            T.sync_threads()
-            for i in T.serial(T.ceildiv(num_experts, THREADS)):
-                expert = i * THREADS + thread
-                if expert < num_experts:
-                    before = T.alloc_var("int32")
-                    total = T.alloc_var("int32")
-                    count = T.alloc_var("int32")
-                    before = 0
-                    total = 0
-                    if is_split:
-                        for b in T.serial(num_blocks):
-                            count = counts[b, expert]
-                            total = total + count
-                            if b < block:
-                                before = before + count
-                    for w in T.unroll(WARPS):
-                        count = free[w, expert]
-                        free[w, expert] = before
-                        before = before + count
-                    if not is_split:
-                        total = before
-                    starts[expert] = T.ceildiv(total, tile) * tile
-            T.sync_threads()
-            T.cumsum(starts, ends, dim=0)
-            T.sync_threads()
-            for i in T.serial(T.ceildiv(num_experts, THREADS)):
-                expert = i * THREADS + thread
-                if expert < num_experts:
-                    first = T.alloc_var("int32")
-                    end = T.alloc_var("int32")
-                    end = ends[expert]
-                    first = end - starts[expert]
-                    starts[expert] = first
-                    if block == 0:
-                        offsets[expert] = first
-                        if expert == num_experts - 1:
-                            offsets[num_experts] = end
-            T.sync_threads()
-            for i in T.unroll(rounds):
-                same = T.alloc_var("uint32")
-                same = T.uint32(0xFFFFFFFF)
-                for b in T.unroll(id_bits):
-                    votes = T.cast(T.ballot_sync((experts[i] >> b) & 1), "uint32")
-                    same = same & T.if_then_else((experts[i] >> b) & 1 == 1, votes, ~votes)
-                lower = same & ((T.uint32(1) << T.cast(lane, "uint32")) - 1)
-                rank = T.cast(T.popcount(lower), "int32")
-                place = T.alloc_var("int32")
-                place = -1
-                if experts[i] < num_experts:
-                    place = starts[experts[i]] + free[warp, experts[i]] + rank
-                    slots[place] = first_slot + i * 32
-                    if place % tile == 0:
-                        tile_experts[place // tile] = experts[i]
-                if first_slot + i * 32 < n:
-                    places[first_slot + i * 32] = place
-                T.sync_warp()
-                if experts[i] < num_experts and rank == 0:
-                    taken = T.cast(T.popcount(same), "int32")
-                    free[warp, experts[i]] = free[warp, experts[i]] + taken
-                T.sync_warp()
+            known = counts if is_split else None
+            count_all(ids, known, free, ends, starts, experts, first_slot, block, sizes)
+            if block == 0:
+                store_offsets(offsets, ends, starts, num_experts)
+            outputs = (slots, places, tile_experts, experts)
+            place_all(free, starts, experts, first_slot, num_experts, rounds, keep, outputs)
 
     return group_rows
 
