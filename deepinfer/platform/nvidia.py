@@ -74,15 +74,19 @@ class CudaQueue:
     def fetch(self, tensors: list[Tensor]) -> tuple[list[Tensor], torch.cuda.Event]:
         self._copies.wait_stream(self._stream)
         done = torch.cuda.Event()
+        copies: dict[int, Tensor] = {}
         with torch.cuda.stream(self._copies):
-            copies = []
-            for tensor in tensors:
-                copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-                copies.append(copy.copy_(tensor, non_blocking=True))
-                tensor.record_stream(self._copies)  # its memory is not given away before
+            for whole, parts in spans(tensors):
+                copy = torch.empty(whole.shape, dtype=torch.uint8, pin_memory=True)
+                copy.copy_(whole, non_blocking=True)
+                whole.record_stream(self._copies)  # its memory is not given away before
+                for number, start in parts:
+                    tensor = tensors[number]
+                    part = copy[start : start + tensor.nbytes]
+                    copies[number] = part.view(tensor.dtype).view(tensor.shape)
             done.record()
         self._last_fetch = done
-        return copies, done
+        return [copies[number] for number in range(len(tensors))], done
 
     def hold_for_fetches(self) -> None:
         if self._last_fetch is not None:
@@ -94,6 +98,28 @@ class CudaQueue:
     def used_bytes(self) -> int:
         torch.cuda.empty_cache()
         return torch.cuda.memory_reserved(self.device)
+
+
+def spans(tensors: list[Tensor]) -> list[tuple[Tensor, list[tuple[int, int]]]]:
+    """Pieces of memory that hold tensors, few of them: those of one allocation lie in one piece.
+
+    Returns:
+        uint8 [bytes] of each piece, and its tensors: their numbers and the bytes before them.
+    """
+    found: dict[int, list[tuple[int, int, int]]] = {}
+    for number, tensor in enumerate(tensors):
+        assert tensor.is_contiguous(), f"{tensor.shape=} {tensor.stride()=}"
+        start = tensor.storage_offset() * tensor.itemsize
+        key = tensor.untyped_storage()._cdata
+        found.setdefault(key, []).append((number, start, start + tensor.nbytes))
+    pieces = []
+    for parts in found.values():
+        low, high = min(start for _, start, _ in parts), max(end for *_, end in parts)
+        first = tensors[parts[0][0]]
+        whole = torch.empty(0, dtype=torch.uint8, device=first.device)
+        whole.set_(first.untyped_storage(), low, (high - low,))
+        pieces.append((whole, [(number, start - low) for number, start, _ in parts]))
+    return pieces
 
 
 class _StreamMark:

@@ -108,7 +108,7 @@ def correct_batch(
         pad_id=0 if vocab is None else vocab.pad_id,
         in_place=in_place,
     )
-    return batch if in_place else dataclasses.replace(batch, **rows._asdict())
+    return batch if in_place else dataclasses.replace(batch, **rows._asdict(), packed=None)
 
 
 def deal(batch: Batch, remap: Remap, previous: DeviceStep) -> tuple[Batch, Tensor]:
@@ -134,4 +134,4 @@ def with_seqlens_q(batch: Batch, seqlens_q: Tensor) -> Batch:
     `correct_batch` then corrects.
     """
     rows = deal_rows(seqlens_q, batch.cu_seqlens_q, batch.seqlens_k, batch.input_ids, batch.ngram_ids)
-    return dataclasses.replace(batch, total_lens=rows.seqlens_k, **rows._asdict())
+    return dataclasses.replace(batch, total_lens=rows.seqlens_k, **rows._asdict(), packed=None)

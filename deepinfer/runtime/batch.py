@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from deepinfer.config import ReplayMode
+from deepinfer.utils.host_memory import PackedArrays
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ class Batch:
     )  # what a prefill computes of the decoder; OFF heeds no `window_starts`
     host: Mapping[str, Tensor] | None = None  # the same tensors on the host, where they were filled
     planned: Mapping[str, np.ndarray] | None = None  # likewise of every step, before corrections
+    packed: PackedArrays | None = None  # what the tensors are views of; None where some are not
 
     @property
     def num_rows(self) -> int:
@@ -80,5 +82,5 @@ class Batch:
     @functools.cache
     def tensor_names(cls) -> tuple[str, ...]:
         """Names of the tensors, which are those of the arrays that the C++ core fills."""
-        hosts = ("max_seqlen_k", "is_prefill", "replay", "host", "planned")
+        hosts = ("max_seqlen_k", "is_prefill", "replay", "host", "planned", "packed")
         return tuple(field.name for field in dataclasses.fields(cls) if field.name not in hosts)

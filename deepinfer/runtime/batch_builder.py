@@ -6,7 +6,7 @@ The C++ core writes every array of a part into one buffer; the device sees one c
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from deepinfer.platform.base import DeviceQueue
 from deepinfer.runtime.async_batch import Remap
 from deepinfer.runtime.batch import Batch, CacheCopies
 from deepinfer.sampling.inputs import SamplingInputs
-from deepinfer.utils.host_memory import split
+from deepinfer.utils.host_memory import HostArrays, PackedArrays, split
 
 
 class BatchBuilder:
@@ -48,14 +48,18 @@ class BatchBuilder:
 
         The latter two are None when there is nothing. Call right after the plan was made.
         """
-        host, views = self._views(plan, self._core.batch_layout, self._core.fill_batch)
+        arrays, views, packed = self._views(plan, self._core.batch_layout, self._core.fill_batch)
+        host = None
+        if plan.is_prefill:  # decode rows may be corrected on the device
+            host = {name: torch.from_numpy(arrays[name]) for name in Batch.tensor_names()}
         batch = Batch(
             **{name: views[name] for name in Batch.tensor_names()},
             max_seqlen_k=plan.max_seqlen_k,
             is_prefill=plan.is_prefill,
             replay=self._replay,
-            host=host if plan.is_prefill else None,  # decode rows may be corrected on the device
-            planned={name: array.numpy() for name, array in host.items()},
+            host=host,
+            planned=arrays,
+            packed=packed,
         )
         copies = None
         if plan.has_copies:
@@ -71,28 +75,27 @@ class BatchBuilder:
 
     def sampling(self, plan: Any) -> SamplingInputs:
         """The sampler's inputs; call once the tokens of earlier steps are committed."""
-        return SamplingInputs.from_host(
-            *self._views(plan, self._core.sampling_layout, self._core.fill_sampling)
-        )
+        return SamplingInputs.of(*self._views(plan, self._core.sampling_layout, self._core.fill_sampling))
 
     def _views(
         self, plan: Any, layout_of: Callable[[Any], Any], fill: Callable[[Any, Any], None]
-    ) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
-        """The arrays by name, on the host and on the device (the same tensors on a CPU).
+    ) -> tuple[HostArrays, dict[str, Tensor], PackedArrays]:
+        """The arrays by name, on the host and on the device (in the same memory on a CPU), and their buffer.
 
         The host's are good until the ring comes round, some steps later.
         """
         layout = layout_of(plan)
-        ring, entries = self._ring, layout.entries
+        ring, entries = self._ring, tuple(layout.entries)
         if ring is None:
             buffer = torch.empty(layout.nbytes, dtype=torch.uint8)
         else:
             buffer = ring.take(layout.nbytes)
-        fill(plan, buffer.numpy())
-        host = split(buffer, entries)
-        if ring is None:
-            return host, host
-        with self._queue.launching():
-            device = buffer.to(self._device, non_blocking=True)
-        ring.copied()
-        return host, split(device, entries)
+        host = buffer.numpy()
+        fill(plan, host)
+        device = buffer
+        if ring is not None:
+            with self._queue.launching():
+                device = buffer.to(self._device, non_blocking=True)
+            ring.copied()
+        words = device[: device.shape[0] // 4 * 4].view(torch.int32)
+        return HostArrays(host, entries), split(device, entries), PackedArrays(words, entries)

@@ -12,6 +12,7 @@ few bounds for that. All graphs read the same buffers and share one pool of memo
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -105,18 +106,23 @@ class DecodeGraphs:
             sizes.rows[-1], max_num_seqs, model.spec.max_ngram, self._num_blocks(sizes.bounds[-1]), device
         )
         rows, seqs, width = sizes.rows[-1], max_num_seqs + 1, num_draft_tokens
-        integers = {"dtype": torch.int32, "device": device}
         self._hidden: Tensor | None = None  # [max rows, hidden], made by the first forward
-        self._tokens = torch.zeros(rows, **integers)
-        self._faults = torch.zeros(rows, dtype=torch.uint8, device=device)
-        self._verified = Verified(
-            torch.zeros(seqs, width + 1, **integers),
-            torch.ones(seqs, **integers),
-            torch.zeros(seqs, **integers),
+        # What the host copies comes first, and together.
+        self._tokens, self._faults, num_emitted, self._drafts, self._confidences, *others = together(
+            [
+                (torch.int32, (rows,)),
+                (torch.uint8, (rows,)),
+                (torch.int32, (seqs,)),
+                (torch.int32, (seqs, width)),
+                (torch.float32, (seqs, width)),
+                (torch.float32, (seqs, width)),
+                (torch.int32, (seqs, width + 1)),
+                (torch.int32, (seqs,)),
+            ],
+            device,
         )
-        self._drafts = torch.zeros(seqs, width, **integers)
-        self._confidences = torch.zeros(seqs, width, device=device)
-        self._confidence_logits = torch.zeros(seqs, width, device=device)
+        self._confidence_logits, emitted, final_rows = others
+        self._verified = Verified(emitted, num_emitted.fill_(1), final_rows)
         self._forwards: dict[tuple[int, int], _Forward] = {}
         self._samples: dict[int, Callable[[], None]] = {}
         self._proposals: dict[int, Callable[[], None]] = {}
@@ -301,6 +307,17 @@ class DecodeGraphs:
 
     def _num_blocks(self, bound: int) -> int:
         return -(-bound // self._block_size)
+
+
+def together(parts: Sequence[tuple[torch.dtype, tuple[int, ...]]], device: torch.device) -> list[Tensor]:
+    """Tensors of zeros in one piece of memory, in the given order."""
+    sizes = [kind.itemsize * math.prod(shape) for kind, shape in parts]
+    room = [-(-size // 64) * 64 for size in sizes]
+    pieces = torch.zeros(sum(room), dtype=torch.uint8, device=device).split(room)
+    return [
+        piece[:size].view(kind).view(shape)
+        for piece, size, (kind, shape) in zip(pieces, sizes, parts, strict=True)
+    ]
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ all in one launch:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from deepinfer.runtime.batch import Batch
 from deepinfer.sampling.inputs import SamplingInputs
+from deepinfer.utils.host_memory import LayoutEntry
 from deepinfer.utils.upload import upload_one
 from tilelang_ops.step_inputs import pad_inputs
 
@@ -41,6 +43,9 @@ _SAMPLING_ROWS = {
     "min_p": (torch.float32, 0),
     "draft_ids": (torch.int32, -1),
 }
+
+
+_SAMPLING_FILLS = {name: fill for name, (_, fill) in _SAMPLING_ROWS.items()}
 
 
 class StepBuffers:
@@ -111,16 +116,12 @@ class StepBuffers:
             batch: of a decode step.
             num_seqs, num_blocks: of the graph that will read it.
         """
-        names = (*_BATCH_ROWS, *_BATCH_SEQS, "cu_seqlens_q", "block_tables")
         fills = {**_BATCH_ROWS, **_BATCH_SEQS, "row_seq": num_seqs - 1, "cu_seqlens_q": batch.num_rows}
-        self._batch.put(batch, names, fills, {"block_tables": (num_seqs, num_blocks)})
+        self._batch.put(batch, fills, {"block_tables": (num_seqs, num_blocks)})
 
     def put_sampling(self, inputs: SamplingInputs) -> None:
         """Fill the buffers of sampling parameters."""
-        fills = {name: fill for name, (_, fill) in _SAMPLING_ROWS.items()}
-        self._sampling.put(
-            inputs, (*_SAMPLING_ROWS, "row_offsets"), {**fills, "row_offsets": inputs.num_rows}, {}
-        )
+        self._sampling.put(inputs, {**_SAMPLING_FILLS, "row_offsets": inputs.num_rows}, {})
 
 
 class _Region:
@@ -138,7 +139,7 @@ class _Region:
             self._starts[name] = end
             end += (rows * width + 63) // 64 * 64  # as aligned as kernels could want
         self._words = torch.zeros(end, dtype=torch.int32, device=device)
-        self._tables: dict[tuple[tuple[int, ...], ...], Tensor] = {}
+        self._tables: dict[tuple[object, ...], Tensor] = {}
 
     def view(self, name: str, count: int) -> Tensor:
         """int32 [count * words of a row], the front of an array."""
@@ -154,44 +155,64 @@ class _Region:
     def put(
         self,
         record: Batch | SamplingInputs,
-        names: tuple[str, ...],
         fills: Mapping[str, int],
         shapes: Mapping[str, tuple[int, int]],
     ) -> None:
         """Copy a record's arrays and fill up what is behind them.
 
         Args:
-            record: whose arrays.
-            names: of the arrays.
+            record: whose arrays, those of the region.
             fills: by name, the words to fill up with; 0 where there is none.
             shapes: by name, rows and width of the table that is to be filled; the whole buffer where missing.
         """
-        for words, places in pack(record, names):
-            table = []
-            for name, (start, rows, width) in places.items():
-                full_rows, full_width = shapes.get(name, self._shapes[name])
-                assert rows <= full_rows and width <= full_width, (
-                    f"{name=} {rows=} {width=} {full_rows=} {full_width=}"
-                )
-                if full_rows * full_width > 0:
-                    buffer = self._starts[name], full_rows, full_width
-                    table.append((start, rows, width, *buffer, fills.get(name, 0)))
-            if table:
-                pad_inputs(words, self._table(tuple(table)), self._words)
-
-    def _table(self, entries: tuple[tuple[int, ...], ...]) -> Tensor:
-        """Entries of `pad_inputs`' table on the device; steps of one shape have the same."""
-        if entries not in self._tables:
+        if record.packed is None:
+            for words, places in pack(record, tuple(self._shapes)):
+                if rows := self._table(places, fills, shapes):
+                    table = upload_one(np.array(rows, dtype=np.int32), self._words.device)
+                    pad_inputs(words, table, self._words)
+            return
+        key = record.packed.layout, tuple(fills.values()), tuple(shapes.values())
+        table = self._tables.get(key)
+        if table is None:  # steps of one shape have the same
             if len(self._tables) >= MAX_TABLES:
                 self._tables.clear()
-            self._tables[entries] = upload_one(np.array(entries, dtype=np.int32), self._words.device)
-        return self._tables[entries]
+            rows = self._table(places_of(record.packed.layout), fills, shapes)
+            table = upload_one(np.array(rows, dtype=np.int32), self._words.device)
+            self._tables[key] = table
+        pad_inputs(record.packed.words, table, self._words)
+
+    def _table(
+        self,
+        places: Mapping[str, tuple[int, int, int]],
+        fills: Mapping[str, int],
+        shapes: Mapping[str, tuple[int, int]],
+    ) -> list[tuple[int, ...]]:
+        """The table of `pad_inputs` for arrays in one piece of memory."""
+        table = []
+        for name in self._shapes.keys() & places.keys():
+            start, rows, width = places[name]
+            full_rows, full_width = shapes.get(name, self._shapes[name])
+            assert rows <= full_rows and width <= full_width, (
+                f"{name=} {rows=} {width=} {full_rows=} {full_width=}"
+            )
+            if full_rows * full_width > 0:
+                place = self._starts[name], full_rows, full_width
+                table.append((start, rows, width, *place, fills.get(name, 0)))
+        return table
+
+
+def places_of(layout: tuple[LayoutEntry, ...]) -> dict[str, tuple[int, int, int]]:
+    """By name an array's first word, rows and words of a row."""
+    return {
+        name: (offset // 4, shape[0], np.dtype(dtype).itemsize // 4 * math.prod(shape[1:]))
+        for name, dtype, shape, offset in layout
+    }
 
 
 def pack(
     record: Batch | SamplingInputs, names: tuple[str, ...]
 ) -> list[tuple[Tensor, dict[str, tuple[int, int, int]]]]:
-    """A record's arrays by the memory that they lie in: mostly that which they came in together.
+    """A record's arrays by the memory that they lie in.
 
     Returns:
         words int32 [n] of each piece of memory, and by name an array's first word, rows and words of a row.

@@ -9,6 +9,7 @@ the host's copy of the arrays, so a device never has to answer them.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from deepinfer.utils.host_memory import PackedArrays
 from deepinfer.utils.upload import upload, upload_one
 
 # Sparse groups: the array that names the row, then the arrays of the same length.
@@ -111,6 +113,23 @@ class SamplingInputs:
 
     host: Mapping[str, np.ndarray]  # the same arrays on the host
     masks: TokenMasks | None = None  # of rows that follow a grammar
+    packed: PackedArrays | None = None  # what the tensors are views of; None where some are not
+
+    @classmethod
+    def of(
+        cls,
+        arrays: Mapping[str, np.ndarray],
+        tensors: Mapping[str, Tensor],
+        packed: PackedArrays | None = None,
+    ) -> SamplingInputs:
+        """Builds the record from all arrays by name, on the host and on the device that samples."""
+        return cls(*(tensors[name] for name in cls.array_names()), host=arrays, packed=packed)
+
+    @classmethod
+    @functools.cache
+    def array_names(cls) -> tuple[str, ...]:
+        """Names of the arrays, in the order of the fields."""
+        return tuple(field.name for field in dataclasses.fields(cls) if field.name not in _OTHERS)
 
     @classmethod
     def from_host(
@@ -124,10 +143,8 @@ class SamplingInputs:
             host: every tensor field by name, in host memory.
             device: the same arrays on the device that samples; the host's own when None.
         """
-        names = [f.name for f in dataclasses.fields(cls) if f.name not in _OTHERS]
-        arrays = {name: host[name].numpy() for name in names}
-        tensors = host if device is None else device
-        return cls(**{name: tensors[name] for name in names}, host=arrays)
+        arrays = {name: host[name].numpy() for name in cls.array_names()}
+        return cls.of(arrays, host if device is None else device)
 
     @property
     def num_rows(self) -> int:
@@ -194,7 +211,7 @@ class SamplingInputs:
         host = {**self.host, **{name: self.host[name][kept] for name in ("ban_rows", "ban_tokens")}}
         index = upload_one(kept, self.device)
         return dataclasses.replace(
-            self, ban_rows=self.ban_rows[index], ban_tokens=self.ban_tokens[index], host=host
+            self, ban_rows=self.ban_rows[index], ban_tokens=self.ban_tokens[index], host=host, packed=None
         )
 
     def take(self, rows: np.ndarray) -> SamplingInputs:

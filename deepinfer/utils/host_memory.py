@@ -7,9 +7,11 @@ On a CPU there is nothing to copy.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,14 +21,64 @@ _DTYPES = {"int32": torch.int32, "int64": torch.int64, "float32": torch.float32}
 LayoutEntry = tuple[str, str, tuple[int, ...], int]
 
 
+@dataclass(frozen=True)
+class PackedArrays:
+    """A step's arrays as they came: in one buffer.
+
+    Attributes:
+        words: int32 [n], the buffer on the device.
+        layout: what lies where.
+    """
+
+    words: Tensor
+    layout: tuple[LayoutEntry, ...]
+
+
 def split(buffer: Tensor, entries: Iterable[LayoutEntry]) -> dict[str, Tensor]:
-    """Views of a byte buffer by name."""
+    """Views of a byte buffer by name; one operator of torch for each."""
+    bases: dict[str, Tensor] = {}
     views = {}
     for name, dtype, shape, offset in entries:
-        kind = _DTYPES[dtype]
-        num_bytes = kind.itemsize * math.prod(shape)
-        views[name] = buffer[offset : offset + num_bytes].view(kind).view(shape)
+        base = bases.get(dtype)
+        if base is None:
+            kind = _DTYPES[dtype]
+            base = bases[dtype] = buffer[: buffer.shape[0] // kind.itemsize * kind.itemsize].view(kind)
+        strides = (1,) if len(shape) == 1 else (shape[1], 1)
+        assert len(shape) <= 2, f"{name=} {shape=}"
+        views[name] = base.as_strided(shape, strides, base.storage_offset() + offset // base.itemsize)
     return views
+
+
+class HostArrays(Mapping[str, np.ndarray]):
+    """The same of a byte buffer on the host, each made when it is first asked for: a step reads few of them.
+
+    Args:
+        buffer: uint8.
+        entries: what lies where.
+    """
+
+    def __init__(self, buffer: np.ndarray, entries: Iterable[LayoutEntry]) -> None:
+        self._buffer = buffer
+        self._entries = {entry[0]: entry for entry in entries}
+        self._made: dict[str, np.ndarray] = {}
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        array = self._made.get(name)
+        if array is None:
+            _, dtype, shape, offset = self._entries[name]
+            num_bytes = np.dtype(dtype).itemsize * math.prod(shape)
+            array = self._buffer[offset : offset + num_bytes].view(dtype).reshape(shape)
+            self._made[name] = array
+        return array
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
 
 
 class CopyMark(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from types import SimpleNamespace
 
@@ -9,9 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from deepinfer.runtime.step_buffers import StepBuffers, pack
+from deepinfer.platform.nvidia import spans
+from deepinfer.runtime.batch import Batch
+from deepinfer.runtime.graphs import together
+from deepinfer.runtime.step_buffers import StepBuffers, pack, places_of
 from deepinfer.utils import numa
-from deepinfer.utils.host_memory import HostRing, split
+from deepinfer.utils.host_memory import HostArrays, HostRing, PackedArrays, split
 from deepinfer.utils.timer import QueueTimers
 from deepinfer.utils.upload import upload_one
 from tests.sampling.rows import Row, make_inputs
@@ -115,18 +119,75 @@ def test_buffers_hold_sampling_parameters_and_padding():
     assert buffers.sampling("row_offsets", 5).tolist() == [0, 2, 2, 2, 2]
 
 
-def test_arrays_are_found_in_the_memory_that_they_came_in():
+ENTRIES = (("input_ids", "int32", (3,), 4), ("seeds", "int64", (2,), 16), ("ngram_ids", "int32", (3, 2), 32))
+
+
+def test_arrays_of_a_buffer():
+    buffer = torch.arange(16, dtype=torch.int32).view(torch.uint8)
+    views, arrays = split(buffer, ENTRIES), HostArrays(buffer.numpy(), ENTRIES)
+    assert views["input_ids"].tolist() == [1, 2, 3]
+    assert views["ngram_ids"].tolist() == [[8, 9], [10, 11], [12, 13]]
+    assert views["seeds"].tolist() == [4 + (5 << 32), 6 + (7 << 32)]
+    assert dict(arrays).keys() == views.keys() and "seeds" in arrays and "seed" not in arrays
+    for name, view in views.items():
+        assert view.data_ptr() == arrays[name].ctypes.data
+        assert torch.equal(view, torch.from_numpy(arrays[name])), name
+    assert places_of(ENTRIES) == {"ngram_ids": (8, 3, 2), "input_ids": (1, 3, 1), "seeds": (4, 2, 2)}
+
+
+def test_arrays_are_found_in_the_memory_that_they_lie_in():
     host = torch.arange(16, dtype=torch.int32)
-    entries = [("input_ids", "int32", (3,), 4), ("seeds", "int64", (2,), 16)]
-    entries.append(("ngram_ids", "int32", (3, 2), 32))
-    batch = SimpleNamespace(**split(host.view(torch.uint8), entries))
+    batch = SimpleNamespace(**split(host.view(torch.uint8), ENTRIES))
     [(words, places)] = pack(batch, ("ngram_ids", "input_ids", "seeds"))
-    assert words.data_ptr() == host.data_ptr()
-    assert places == {"ngram_ids": (8, 3, 2), "input_ids": (1, 3, 1), "seeds": (4, 2, 2)}
+    assert words.data_ptr() == host.data_ptr() and places == places_of(ENTRIES)
     batch.input_ids, batch.seeds = torch.zeros(4, 2, dtype=torch.int32)[1:], torch.zeros(0, dtype=torch.int64)
     (moved, own), (words, places) = pack(batch, ("input_ids", "ngram_ids", "seeds"))
     assert own == {"input_ids": (2, 3, 2)} and moved.shape == (8,)
     assert words.data_ptr() == host.data_ptr() and places == {"ngram_ids": (8, 3, 2), "seeds": (0, 0, 1)}
+
+
+def test_packed_arrays_fill_the_buffers_as_others_do():
+    """Twice, the second time by the table that is kept; with other lengths in between."""
+    running = requests(3)
+    plain = [batch_of(running, drafts, [2, 2, 2], CPU) for drafts in ([[1, 2], [3], []], [[], [7], [8]])]
+    found = []
+    for is_packed in (False, True):
+        buffers = StepBuffers(16, 5, 0, 4, CPU)
+        for batch in (plain[0], plain[1], plain[0]):
+            given = packed_batch(batch) if is_packed else batch
+            buffers.put_batch(given, 4, 2)
+            shown = buffers.batch(8, 4, 200, 2)
+            found.append([getattr(shown, name).tolist() for name in Batch.tensor_names()])
+    assert found[:3] == found[3:] and found[0] == found[2] != found[1]
+
+
+def packed_batch(batch: Batch) -> Batch:
+    """The same with all arrays in one buffer."""
+    entries, end = [], 0
+    for name in Batch.tensor_names():
+        array = getattr(batch, name)
+        entries.append((name, "int32", tuple(array.shape), end))
+        end += array.nbytes
+    buffer = torch.cat([getattr(batch, name).flatten() for name in Batch.tensor_names()])
+    packed = PackedArrays(buffer, tuple(entries))
+    return dataclasses.replace(batch, **split(buffer.view(torch.uint8), entries), packed=packed)
+
+
+def test_what_is_fetched_lies_in_few_pieces():
+    one, two, three = together(
+        [(torch.int32, (5,)), (torch.uint8, (3,)), (torch.float32, (2, 2))], torch.device("cpu")
+    )
+    alone = torch.arange(4)
+    one.copy_(torch.arange(5))
+    three.fill_(2.5)
+    tensors = [three[:1], alone, two[1:], one]
+    pieces = spans(tensors)
+    assert len(pieces) == 2
+    for whole, parts in pieces:
+        for number, start in parts:
+            tensor = tensors[number]
+            part = whole[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+            assert torch.equal(part, tensor) and part.data_ptr() == tensor.data_ptr()
 
 
 def test_timers_of_a_queue_count_what_has_ended():
