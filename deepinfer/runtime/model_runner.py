@@ -349,7 +349,8 @@ class ModelRunner:
             host_places[host_seqs] = np.arange(host_seqs.shape[0])
             seqs, places = upload([host_seqs.astype(np.int32), host_places], device)
         if host_seqs.shape[0] == 0:
-            tokens, logits = batch.input_ids.new_empty(0, width), torch.empty(0, width, device=device)
+            # Nobody's, to launch on something: no place names them.
+            tokens, logits = batch.input_ids.new_empty(1, width), torch.empty(1, width, device=device)
         else:
             proposal = self._proposal(batch, inputs, verified, grammars, host_seqs, seqs)
             tokens, logits = proposal.tokens, proposal.confidence_logits
