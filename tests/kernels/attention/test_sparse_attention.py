@@ -73,6 +73,13 @@ def test_more_heads_than_a_block_has(run_kernel: KernelRunner) -> None:
     torch.testing.assert_close(out.double(), attend(*args, SCALE, torch.float64), **TOLERANCE)
 
 
+def test_longest_lists(run_kernel: KernelRunner) -> None:
+    window, main = (torch.randint(0, records, (1, 512), dtype=torch.int32) for records in (120, 256))
+    args = torch.randn(1, HEADS, 512).bfloat16(), window_pool(), window, main_pool(), main, torch.randn(HEADS)
+    out = attention(run_kernel, *args)
+    torch.testing.assert_close(out.double(), attend(*args, SCALE, torch.float64), **TOLERANCE)
+
+
 def test_rows_depend_on_their_list_of_keys_alone(run_kernel: KernelRunner) -> None:
     """A row alone, in a batch, with missing keys elsewhere: the same bits. No keys, no result.
 
