@@ -84,3 +84,8 @@ def test_candidate_scores(run_kernel: KernelRunner) -> None:
     assert_same_bits(scores, expected)
     seen = torch.isfinite(candidates_reference.run(*arguments, blocks, 8))
     assert torch.equal(torch.isfinite(scores), seen)
+
+
+def test_sums_with_no_entry_do_not_overflow() -> None:
+    """TVM makes `last + unit <= least` of `last <= least - unit`; what is emulated is the text before that."""
+    assert 1 << 24 < cuda.NOWHERE < (1 << 31) - cuda.PART_KEYS
