@@ -9,6 +9,7 @@ import torch
 from tests.kernels.attention import test_sparse_attention as attention
 from tests.kernels.gemm import test_products as products
 from tests.kernels.indexer import test_index_scores as scores
+from tests.kernels.sampling import test_markov_step as markov
 from tests.support.kernel_runs import KernelRunner
 from tilelang_ops.common.kernels import ASCEND_TARGET
 
@@ -47,3 +48,7 @@ def test_grouped_linear() -> None:
 
 def test_grouped_swiglu() -> None:
     products.test_grouped_swiglu(RUN, [0, 5, 65, 0, 1], True)
+
+
+def test_markov_step() -> None:
+    markov.test_markov_step(RUN)

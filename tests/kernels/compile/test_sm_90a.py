@@ -11,12 +11,8 @@ from tilelang_ops.common.sizes import RELEASE
 
 TARGET = "sm_90a"
 pytestmark = pytest.mark.slow  # begun early, so that one process has all of the file
-# Bytes stored and loaded. Blocks of 512 threads were faster than of 256 without spills; these lie outside
-# of the walks over rows.
-SPILLED = {"sampling.sample_tokens": 1600, "sampling.truncate_scores": 1450}
 
 
 @pytest.mark.parametrize("program", covering(programs(TARGET, RELEASE)), ids=str)
 def test_compiles(program: Program, reports: dict[Program, Report]) -> None:
-    spilled_bytes = SPILLED.get(program.factory.name, 0)
-    check(reports[program], uses_tensor_cores=program.factory.uses_tensor_cores, spilled_bytes=spilled_bytes)
+    check(reports[program], uses_tensor_cores=program.factory.uses_tensor_cores)

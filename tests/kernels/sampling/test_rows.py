@@ -94,6 +94,16 @@ def test_sample_tokens(run_kernel: KernelRunner) -> None:
     assert alone[0] == token_ids[3]
 
 
+def test_top_p_alone(run_kernel: KernelRunner) -> None:
+    """Winners on the list of the largest scores, below it, beside equal scores, and rows where none stays."""
+    top_k, min_p = torch.full((ROWS,), -1, dtype=torch.int32), torch.zeros(ROWS)
+    top_p = torch.tensor([0.5, 0.5, 0.6, 0.9, 0.95, 0.99, 0.9999999, 0.49])
+    for kind in ("flat", "usual", "equal", "ties", "one", "masked", "zeros of both signs"):
+        arguments = scores_of(kind), choose((1.0, 0.5, 2.0)), top_k, top_p, min_p, *streams(), 2
+        (token_ids, _), _ = run_kernel(sample_cuda, *arguments, **SIZES)
+        assert torch.equal(token_ids, sample_reference.run(*arguments)[0]), f"{kind} {arguments[1:]}"
+
+
 def test_broken_rows(run_kernel: KernelRunner) -> None:
     logits = normal(3.0)
     logits[:4, 700] = torch.nan

@@ -55,6 +55,7 @@ from tilelang_ops.common.cuda_rows.draw import (
 from tilelang_ops.common.cuda_rows.lists import collect, list_picked, pack_list, sort_list
 from tilelang_ops.common.cuda_rows.masses import mass_of
 from tilelang_ops.common.cuda_rows.places import MAGIC, CutRow, count_places, find_rank, place
+from tilelang_ops.common.cuda_rows.rivals import LEAST_TOP_P, choose_rival, draw_rivals
 from tilelang_ops.common.cuda_rows.row import (
     K_PLACE,
     LIST_SIZE,
@@ -79,10 +80,12 @@ from tilelang_ops.common.cuda_rows.row import (
     start_watch,
     walk,
     watch,
+    whole_branch,
 )
 
 __all__ = [
     "K_PLACE",
+    "LEAST_TOP_P",
     "LIST_SIZE",
     "LOWEST",
     "MAGIC",
@@ -93,10 +96,12 @@ __all__ = [
     "added",
     "bisect_cut",
     "bound_list",
+    "choose_rival",
     "collect",
     "count_places",
     "draw_from_list",
     "draw_group",
+    "draw_rivals",
     "find_cut",
     "find_rank",
     "finish_draw",
@@ -131,5 +136,6 @@ __all__ = [
     "survey_group",
     "walk",
     "watch",
+    "whole_branch",
     "winner_bound",
 ]

@@ -44,6 +44,8 @@ from tilelang_ops.common.cuda_rows.row import (
     scan_block,
     smaller,
     walk,
+    walk_again,
+    whole_branch,
 )
 
 RETRY_PLACES = 4
@@ -74,6 +76,8 @@ def list_above(r, base, group):
         for j in T.unroll(4):
             r.picks[j] = T.if_then_else(r.scores[base + j] > r.least_listed[0], 1, 0)
         list_picked(r, base, group)
+    else:
+        whole_branch(r)
 
 
 @T.macro
@@ -95,23 +99,29 @@ def _guess_group(r, base, group):
                     if not r.scores[base + j] > r.most_listed[0]:
                         r.scores[base + j] = -T.infinity("float32")
                 r.above(r, base, group)
+            else:
+                whole_branch(r)
+        else:
+            whole_branch(r)
+    else:
+        whole_branch(r)
 
 
 @T.macro
 def _list_by_guess(r):
     """A walk for the list of a guess, whose masses add to those of `look`."""
-    _set_slope(r, r.peak[0])
+    set_slope(r, r.peak[0])
     r.near_above[0] = 0.0
     start_draw(r)
     T.sync_threads()
-    walk(r, _guess_group)
+    walk_again(r, _guess_group, r.unroll_guess)
     T.sync_threads()
     reduce_block(r, r.near_above, added)
     r.mass_above[0] = T.cast(r.near_above[0] * T.float32(2.0**40), "int64")
 
 
 @T.macro
-def _set_slope(r, reference):
+def set_slope(r, reference):
     """exp(score - reference) is 2^(logit * slope + offset)."""
     r.slope[0] = r.scale[0] * T.float32(LOG2_E)
     r.offset[0] = T.min(T.max(reference, T.float32(-1e38)), T.float32(1e38)) * T.float32(-LOG2_E)
@@ -133,7 +143,7 @@ def look(r, log_min_p):
     log_min_p: float32, -inf where off.
     """
     bound_list(r, r.top_k[0] * 2)
-    _set_slope(r, r.reference[0])
+    set_slope(r, r.reference[0])
     r.most_listed[0] = T.infinity("float32")
     r.raw_peak[0] = -T.infinity("float32")
     r.near_all[0] = 0.0
@@ -169,6 +179,10 @@ def draw_from_list(r):
                 slot = T.atomic_add(r.ints[QUEUE_SIZE], 1, return_prev=True)
                 if slot < r.queue_capacity:
                     r.queue[slot] = token
+            else:
+                whole_branch(r)
+        else:
+            whole_branch(r)
         at[0] = at[0] + r.num_threads
     if r.is_found[0] == 0:
         # The cut came from `bisect_cut`: what the walks queued may have fallen out, so all is drawn anew.
@@ -176,7 +190,11 @@ def draw_from_list(r):
         if r.thread == 0:
             r.ints[QUEUE_SIZE] = r.queue_capacity + 1
             r.bound[0] = ordered(-T.infinity("float32"))
+        else:
+            whole_branch(r)
         T.sync_threads()
+    else:
+        whole_branch(r)
 
 
 @T.macro
@@ -189,12 +207,12 @@ def _read_list(r):
     before = T.alloc_local((1,), "int64")
     total = T.alloc_local((1,), "int64")
     inner = T.alloc_local((1,), "int64")
-    num_first = T.alloc_local((1,), "int64")  # of the list's tokens in the nucleus' places
-    num_listed = T.alloc_local((1,), "int64")  # that pass min-p
-    num_above = T.alloc_local((1,), "int64")
-    num_between = T.alloc_local((1,), "int64")
+    num_first = T.alloc_local((1,), "int32")  # of the list's tokens in the nucleus' places
+    num_listed = T.alloc_local((1,), "int32")  # that pass min-p
+    num_above = T.alloc_local((1,), "int32")
+    num_between = T.alloc_local((1,), "int32")
     whole = T.alloc_local((1,), "int64")
-    sure = T.alloc_local((1,), "uint64")
+    last, sure = T.alloc_local((1,), "uint64"), T.alloc_local((1,), "uint64")
     is_blind = T.alloc_local((1,), "int32")
     pack_list(r)
     sort_list(r)
@@ -211,15 +229,21 @@ def _read_list(r):
             if score >= r.floor[0]:
                 mass = mass_of(score - r.peak[0])
                 own[0] = own[0] + mass
-                num_listed[0] = num_listed[0] + T.int64(1)
+                num_listed[0] = num_listed[0] + 1
                 if place(r, score) >= r.low[0]:
                     inner[0] = inner[0] + mass
-                    num_first[0] = num_first[0] + T.int64(1)
+                    num_first[0] = num_first[0] + 1
+                else:
+                    whole_branch(r)
+            else:
+                whole_branch(r)
+        else:
+            whole_branch(r)
     reduce_block(r, inner, added)
     reduce_block(r, num_first, added)
     reduce_block(r, num_listed, added)
     scan_block(r, own, before, total)
-    count = T.cast(num_listed[0], "int32")
+    count = num_listed[0]
     is_blind[0] = 0
     if r.stage[0] == LOOK:
         r.mass_top[0] = total[0]
@@ -234,53 +258,68 @@ def _read_list(r):
             is_blind[0] = 1
         if count == 0:
             is_blind[0] = 1
+    else:
+        whole_branch(r)
     # What lies between the nucleus' places and the k-th token's.
     mass_between = r.mass_all[0] - r.mass_above[0] - total[0]
     num_above[0] = 0
     num_between[0] = 0
     if r.top_k[0] > 0 and r.stage[0] > GUESS:
-        for i in T.serial(BINS // r.num_threads):
+        for i in T.unroll(BINS // r.num_threads, unroll_factor=1):
             at_place = T.cast(i * r.num_threads + r.thread, "float32") + T.float32(MAGIC)
-            here = T.cast(r.counts[i * r.num_threads + r.thread], "int64")
+            here = r.counts[i * r.num_threads + r.thread]
             if at_place > r.high[0]:
                 num_above[0] = num_above[0] + here
             if at_place < r.low[0] and at_place > r.k_place[0]:
                 num_between[0] = num_between[0] + here
         reduce_block(r, num_above, added)
         reduce_block(r, num_between, added)
+    else:
+        whole_branch(r)
     # The mass that top-p is a share of.
     whole[0] = 0
     for i in T.serial(per_thread):
         if first + i < count:
             is_second = first + i >= num_first[0]
-            rank = num_above[0] + first + i + T.if_then_else(is_second, num_between[0], T.int64(0))
+            rank = num_above[0] + first + i + T.if_then_else(is_second, num_between[0], 0)
             if r.top_k[0] <= 0 or rank < r.top_k[0]:
                 whole[0] = whole[0] + mass_of(packed_score(r, r.list[first + i]) - r.peak[0])
+            else:
+                whole_branch(r)
+        else:
+            whole_branch(r)
     reduce_block(r, whole, added)
     whole[0] = whole[0] + r.mass_above[0] + mass_between
     share = T.cast(r.top_p[0], "float64") * T.cast(whole[0], "float64")
     r.threshold[0] = T.cast(T.floor(share), "int64")
     # The last token that stays.
-    r.cut[0] = ~T.uint64(0)
+    last[0] = ~T.uint64(0)
     sure[0] = ~T.uint64(0)
     before[0] = before[0] + r.mass_above[0]
     for i in T.serial(per_thread):
         if first + i < count:
             key = r.list[first + i]
             is_second = first + i >= num_first[0]
-            rank = num_above[0] + first + i + T.if_then_else(is_second, num_between[0], T.int64(0))
+            rank = num_above[0] + first + i + T.if_then_else(is_second, num_between[0], 0)
             ahead = before[0] + T.if_then_else(is_second, mass_between, T.int64(0))
             if r.top_k[0] <= 0 or rank < r.top_k[0]:
                 if r.top_p[0] >= T.float32(1.0) or ahead <= r.threshold[0] + r.doubt[0]:
-                    r.cut[0] = T.min(r.cut[0], key)
+                    last[0] = T.min(last[0], key)
                 if r.top_p[0] >= T.float32(1.0) or ahead <= r.threshold[0] - r.doubt[0]:
                     sure[0] = T.min(sure[0], key)
+            else:
+                whole_branch(r)
             before[0] = before[0] + mass_of(packed_score(r, key) - r.peak[0])
-    reduce_block(r, r.cut, smaller)
+        else:
+            whole_branch(r)
+    reduce_block(r, last, smaller)
     reduce_block(r, sure, smaller)
     if count == 0:
-        r.cut[0] = T.uint64(0)
+        last[0] = T.uint64(0)
         sure[0] = T.uint64(0)
+    else:
+        whole_branch(r)
+    r.cut[0] = last[0]
     r.sure_cut[0] = sure[0]
     r.is_found[0] = 1 - is_blind[0]
     if r.top_p[0] < T.float32(1.0):
@@ -288,6 +327,8 @@ def _read_list(r):
             r.is_found[0] = 0
         if r.is_open[0] == 1 and r.mass_above[0] + inner[0] <= r.threshold[0] + r.doubt[0]:
             r.is_found[0] = 0
+    else:
+        whole_branch(r)
 
 
 @T.macro
@@ -300,6 +341,10 @@ def _weigh_above(r, base, group):
                 r.count[0] = r.count[0] + T.int64(1)
             elif key >= r.cut[0]:
                 r.count[0] = r.count[0] + mass_of(r.scores[base + j] - r.peak[0])
+            else:
+                whole_branch(r)
+        else:
+            whole_branch(r)
 
 
 @T.macro
@@ -319,7 +364,7 @@ def bisect_cut(r):
         if r.weighs[0] == 1:
             r.limit[0] = T.uint64(0)
         r.count[0] = T.int64(0)
-        walk(r, _weigh_above)
+        walk_again(r, _weigh_above)
         reduce_block(r, r.count, added)
         if r.weighs[0] == 1:
             share = T.cast(r.top_p[0], "float64") * T.cast(r.count[0], "float64")
@@ -336,6 +381,8 @@ def bisect_cut(r):
                 r.weighs[0] = T.if_then_else(r.weighs[0] == 0 and r.top_p[0] < T.float32(1.0), 1, 3)
                 low[0] = pack(r, r.floor[0], r.vocab - 1)
                 high[0] = pack(r, r.peak[0], 0)
+            else:
+                whole_branch(r)
 
 
 @T.macro
@@ -365,8 +412,8 @@ def _list_by_survey(r, survey):
     bottom = T.max(r.k_place[0], T.max(place(r, r.floor[0]), T.float32(MAGIC)))
     r.is_open[0] = T.if_then_else(r.low[0] > bottom, 1, 0)
     r.lowest[0] = T.if_then_else(r.top_k[0] > 0, T.min(r.low[0], r.k_place[0]), r.low[0])
-    r.mass_above[0] = 0
-    r.mass_all[0] = 0
+    r.sum_above[0] = 0
+    r.sum_all[0] = 0
     r.near_above[0] = 0.0
     r.near_all[0] = 0.0
     T.sync_threads()
@@ -374,7 +421,7 @@ def _list_by_survey(r, survey):
         r.ints[LIST_SIZE] = 0
     start_draw(r)
     T.sync_threads()
-    walk(r, survey)
+    walk_again(r, survey)
     T.sync_threads()
     finish_masses(r)
 
@@ -405,37 +452,51 @@ def find_cut(r, survey):
             if r.stage[0] == COUNTED:
                 count_places(r)
                 guess_from_counts(r)
+            else:
+                whole_branch(r)
             if r.stage[0] != GIVEN:
                 _set_places(r)
+            else:
+                whole_branch(r)
             _list_by_survey(r, survey)
         is_whole = r.ints[LIST_SIZE] <= r.capacity
         is_near = r.stage[0] != LOOK or r.is_near[0] == 1
         if is_whole and is_near:
             _read_list(r)
+        else:
+            whole_branch(r)
+        T.sync_threads()
         if r.is_found[0] == 0:
             # Sums of `look` are of all tokens: with top-k or min-p they are not what top-p is a share of.
             may_guess = r.top_k[0] <= 0 and (r.top_p[0] >= T.float32(1.0) or r.floor[0] <= T.float32(LOWEST))
+            stage = T.alloc_local((1,), "int32")
+            stage[0] = COUNTED
             if r.stage[0] == LOOK and is_whole and is_near and may_guess:
-                r.stage[0] = GUESS
-            elif r.stage[0] == COUNTED and is_whole:
-                r.stage[0] = WIDER
-            elif r.stage[0] == COUNTED or r.stage[0] == WIDER:
-                r.stage[0] = NOWHERE
-            else:
-                r.stage[0] = COUNTED
+                stage[0] = GUESS
+            if r.stage[0] == COUNTED or r.stage[0] == WIDER:
+                stage[0] = T.if_then_else(r.stage[0] == COUNTED and is_whole, WIDER, NOWHERE)
+            T.sync_threads()
+            r.stage[0] = stage[0]
+        else:
+            whole_branch(r)
     if r.is_found[0] == 0:
         bisect_cut(r)
         r.sure_cut[0] = r.cut[0]
+    else:
+        whole_branch(r)
 
 
 @T.macro
 def narrow(r):
     """After `find_cut` with near masses: the next one sums integers, and lists what was in doubt."""
+    T.sync_threads()
     r.is_exact[0] = 1
     r.low[0] = place(r, packed_score(r, r.cut[0]))
     r.high[0] = T.float32(MAGIC + BINS - 1.0)
     if r.sure_cut[0] != ~T.uint64(0):
         r.high[0] = place(r, packed_score(r, r.sure_cut[0]))
+    else:
+        whole_branch(r)
     if r.stage[0] <= GUESS:
         r.k_place[0] = T.float32(-1.0)
     r.stage[0] = GIVEN

@@ -2,7 +2,14 @@
 
 import tilelang.language as T
 
-from tilelang_ops.common.cuda_noise import keep, noise_exact, noise_near, philox_words_by_keys, put_keys
+from tilelang_ops.common.cuda_noise import (
+    keep,
+    noise_exact,
+    noise_near,
+    philox_words_by_first_keys,
+    philox_words_by_keys,
+    put_keys,
+)
 from tilelang_ops.common.cuda_rows.row import (
     LOWEST,
     QUEUE_SIZE,
@@ -14,6 +21,7 @@ from tilelang_ops.common.cuda_rows.row import (
     start_watch,
     unordered,
     watch,
+    whole_branch,
 )
 from tilelang_ops.common.noise import ROUNDS
 
@@ -23,7 +31,9 @@ def set_stream(r, seed, index, domain):
     """The noise of the row's draw."""
     r.domain[0] = domain
     if r.thread < ROUNDS:
-        put_keys(r.keys, seed, r.thread)
+        put_keys(r.keys, seed, index, r.thread)
+    else:
+        whole_branch(r)
     if r.thread == 0:
         r.index[0] = index
     T.sync_threads()
@@ -39,20 +49,30 @@ def winner_bound(r):
 @T.macro
 def keep_for_draw(r, base, group):
     """Queues those tokens of a group that may win a draw; scores of -inf stay out."""
-    philox_words_by_keys(r.words, group, r.keys, r.index[0], r.domain[0])
+    queue_group(r, base, group, r.bound, 0)
+
+
+@T.macro
+def queue_group(r, base, group, leads, at):
+    """Queues those tokens of a group that may be above r.bound, and enters the best into leads[at]."""
+    philox_words_by_keys(r.words, group, r.keys, r.domain[0])
     fewest = T.min(T.min(r.words[0], r.words[1]), T.min(r.words[2], r.words[3]))
     # A winner has -log(-log(1 - u)) >= bound - score; as -log(1 - u) >= u, u is at most exp(score - bound).
     most = T.__exp(largest(r.scores, base) - winner_bound(r)) * T.float32(2.0**32)
     if T.cast(fewest, "float32") <= most:
         for j in T.unroll(4):
             r.near[j] = r.scores[base + j] + noise_near(r.words[j])
-        T.atomic_max(r.bound[0], ordered(largest(r.near, 0)))
+        T.atomic_max(leads[at], ordered(largest(r.near, 0)))
         least = winner_bound(r)
         for j in T.unroll(4):
             if r.near[j] >= least and r.scores[base + j] >= T.float32(LOWEST):
-                at = T.atomic_add(r.ints[QUEUE_SIZE], 1, return_prev=True)
-                if at < r.queue_capacity:
-                    r.queue[at] = group * 4 + j
+                slot = T.atomic_add(r.ints[QUEUE_SIZE], 1, return_prev=True)
+                if slot < r.queue_capacity:
+                    r.queue[slot] = group * 4 + j
+            else:
+                whole_branch(r)
+    else:
+        whole_branch(r)
 
 
 @T.macro
@@ -61,12 +81,14 @@ def start_draw(r):
     if r.thread == 0:
         r.bound[0] = ordered(-T.infinity("float32"))
         r.ints[QUEUE_SIZE] = 0
+    else:
+        whole_branch(r)
 
 
 @T.macro
 def word_of(r, token):
     """The Philox word of one token."""
-    philox_words_by_keys(r.words, token >> 2, r.keys, r.index[0], r.domain[0])
+    philox_words_by_first_keys(r.words, token >> 2, r.keys, r.index[0], r.domain[0])
     word = T.alloc_local((1,), "uint32")
     word[0] = r.words[0]
     for j in (1, 2, 3):
@@ -89,6 +111,10 @@ def _try_all(r, score_at):
             if near >= winner_bound(r):
                 T.atomic_max(r.bound[0], ordered(near))
                 r.best[0] = T.max(r.best[0], pack(r, score + noise_exact(word), at[0]))
+            else:
+                whole_branch(r)
+        else:
+            whole_branch(r)
         at[0] = at[0] + r.num_threads
 
 
@@ -125,6 +151,8 @@ def draw_group(r, base, group):
     watch(r, base, group)
     if largest(r.scores, base) >= T.float32(LOWEST):
         keep_for_draw(r, base, group)
+    else:
+        whole_branch(r)
 
 
 @T.macro

@@ -12,6 +12,7 @@ from tilelang_ops.common.cuda_rows.row import (
     reduce_block,
     scan_block,
     smaller,
+    whole_branch,
 )
 
 BIGGEST_BUCKET = 256  # from here on a sort does not count in buckets
@@ -27,7 +28,11 @@ def list_picked(r, base, group):
             if r.picks[j] == 1 and r.slot[0] < r.capacity:
                 bits = T.cast(T.reinterpret(r.raw[base + j], "uint32"), "uint64")
                 r.list[r.slot[0]] = (bits << T.uint64(32)) | T.cast(group * 4 + j, "uint64")
+            else:
+                whole_branch(r)
             r.slot[0] = r.slot[0] + r.picks[j]
+    else:
+        whole_branch(r)
 
 
 @T.macro
@@ -45,17 +50,16 @@ def pack_list(r):
 
 @T.macro
 def _sort_by_swaps(r, size):
-    """Sorts list[0 : size] in descending order, size a power of two."""
+    """Sorts list[0 : size[0]] in descending order, size a power of two."""
     width = T.alloc_local((1,), "int32")
     stride = T.alloc_local((1,), "int32")
-    at = T.alloc_local((1,), "int32")
     width[0] = 2
-    while width[0] <= size:
+    while width[0] <= size[0]:
         stride[0] = width[0] // 2
         while stride[0] > 0:
-            at[0] = r.thread
-            while at[0] < size // 2:
-                low = keep((at[0] // stride[0]) * (2 * stride[0]) + at[0] % stride[0])
+            for i in T.unroll(size[0] // 2 // r.num_threads, unroll_factor=1):
+                at = i * r.num_threads + r.thread
+                low = keep((at // stride[0]) * (2 * stride[0]) + at % stride[0])
                 high = keep(low + stride[0])
                 a = keep(r.list[low])
                 b = keep(r.list[high])
@@ -63,7 +67,8 @@ def _sort_by_swaps(r, size):
                 if (descends and a < b) or (not descends and a > b):
                     r.list[low] = b
                     r.list[high] = a
-                at[0] = at[0] + r.num_threads
+                else:
+                    whole_branch(r)
             T.sync_threads()
             stride[0] = stride[0] // 2
         width[0] = width[0] * 2
@@ -89,12 +94,11 @@ def sort_list(r):
     fullest = T.alloc_local((1,), "int32")
     start = T.alloc_local((1,), "int32")
     size = T.alloc_local((1,), "int32")
-    count = r.ints[LIST_SIZE]
     top[0] = -T.infinity("float32")
     bottom[0] = T.infinity("float32")
     T.sync_threads()
     at[0] = r.thread
-    while at[0] < count:
+    while at[0] < r.ints[LIST_SIZE]:
         top[0] = T.max(top[0], packed_score(r, r.list[at[0]]))
         bottom[0] = T.min(bottom[0], packed_score(r, r.list[at[0]]))
         at[0] = at[0] + r.num_threads
@@ -104,7 +108,7 @@ def sort_list(r):
     reduce_block(r, bottom, smaller)
     per_unit = T.float32(BUCKETS) / T.max(top[0] - bottom[0], T.float32(1e-6))
     at[0] = r.thread
-    while at[0] < count:
+    while at[0] < r.ints[LIST_SIZE]:
         T.atomic_add(r.buckets[_bucket_of(r, r.list[at[0]], top[0], per_unit)], 1)
         at[0] = at[0] + r.num_threads
     T.sync_threads()
@@ -123,7 +127,7 @@ def sort_list(r):
             before[0] = before[0] + T.cast(here, "int64")
         T.sync_threads()
         at[0] = r.thread
-        while at[0] < count:
+        while at[0] < r.ints[LIST_SIZE]:
             key = keep(r.list[at[0]])
             slot = T.atomic_add(r.buckets[_bucket_of(r, key, top[0], per_unit)], 1, return_prev=True)
             r.unsorted[slot] = key
@@ -131,7 +135,7 @@ def sort_list(r):
         T.sync_threads()
         # A bucket now holds where it ends.
         at[0] = r.thread
-        while at[0] < count:
+        while at[0] < r.ints[LIST_SIZE]:
             key = keep(r.unsorted[at[0]])
             bucket = _bucket_of(r, key, top[0], per_unit)
             start[0] = 0
@@ -145,15 +149,14 @@ def sort_list(r):
             at[0] = at[0] + r.num_threads
         T.sync_threads()
     else:
-        size[0] = r.num_threads
-        while size[0] < count:
+        size[0] = 2 * r.num_threads
+        while size[0] < r.ints[LIST_SIZE]:
             size[0] = size[0] * 2
-        at[0] = count + r.thread
-        while at[0] < size[0]:
-            r.list[at[0]] = T.uint64(0)
-            at[0] = at[0] + r.num_threads
+        for i in T.unroll(size[0] // r.num_threads, unroll_factor=1):
+            if i * r.num_threads + r.thread >= r.ints[LIST_SIZE]:
+                r.list[i * r.num_threads + r.thread] = T.uint64(0)
         T.sync_threads()
-        _sort_by_swaps(r, size[0])
+        _sort_by_swaps(r, size)
 
 
 @T.macro

@@ -3,7 +3,7 @@
 import tilelang.language as T
 
 from tilelang_ops.common.cuda_noise import keep
-from tilelang_ops.common.cuda_rows.row import added, reduce_block
+from tilelang_ops.common.cuda_rows.row import added, reduce_block, whole_branch
 
 MASS_POLYNOMIAL = (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
 
@@ -30,9 +30,11 @@ def add_masses(r, base):
     for j in T.unroll(4):
         if r.scores[base + j] >= r.floor[0] and r.places[j] >= r.k_place[0]:
             mass = mass_of(r.scores[base + j] - r.peak[0])
-            r.mass_all[0] = r.mass_all[0] + mass
+            r.sum_all[0] = r.sum_all[0] + mass
             if r.places[j] > r.high[0]:
-                r.mass_above[0] = r.mass_above[0] + mass
+                r.sum_above[0] = r.sum_above[0] + mass
+        else:
+            whole_branch(r)
 
 
 @T.macro
@@ -64,8 +66,10 @@ def take_near(r, blur):
 def finish_masses(r):
     """Masses of the whole row, after the walk."""
     if r.is_exact[0] == 1:
-        reduce_block(r, r.mass_above, added)
-        reduce_block(r, r.mass_all, added)
+        reduce_block(r, r.sum_above, added)
+        reduce_block(r, r.sum_all, added)
+        r.mass_above[0] = r.sum_above[0]
+        r.mass_all[0] = r.sum_all[0]
         r.doubt[0] = T.int64(0)
     else:
         reduce_block(r, r.near_above, added)

@@ -13,15 +13,16 @@ from tilelang_ops.common.cuda_rows.row import (
     LOWEST,
     Row,
     added,
-    finish_watch,
     larger,
     load_group,
+    load_group_again,
     load_sample,
     reduce_block,
     scan_block,
     start_watch,
-    walk,
+    walk_again,
     watch,
+    whole_branch,
 )
 
 FINEST, COARSEST = 64.0, 2.0  # places per unit of a score
@@ -36,6 +37,7 @@ class CutRow(Row):
 
     def __init__(self, *args):
         super().__init__(*args)
+        self.unroll_guess = self.unroll  # of the walk for the list of a guess
         # Equal in all threads, which write them themselves, so that they are not held in registers.
         self.bound_of_list = T.alloc_shared((1,), "float32")  # no logit below it is listed by `look`
         self.least_listed = T.alloc_shared((1,), "float32")  # scores above it are
@@ -46,18 +48,34 @@ class CutRow(Row):
         self.sure_cut = T.alloc_shared((1,), "uint64")  # of those that stay whatever the error
         self.width = T.alloc_shared((1,), "float32")  # of a place, a power of two as its inverse `unit`
         self.places = T.alloc_local((4,), "float32")
-        self.origin = T.alloc_local((1,), "float32")  # of places
-        self.unit = T.alloc_local((1,), "float32")  # places per unit of a score
+        self.origin = T.alloc_shared((1,), "float32")  # of places
+        self.unit = T.alloc_shared((1,), "float32")  # places per unit of a score
         # A survey lists the places low ... high, and k_place where top-k is on; none of them is below lowest.
-        self.low, self.high, self.k_place, self.lowest = (T.alloc_local((1,), "float32") for _ in range(4))
-        self.mass_above = T.alloc_local((1,), "int64")  # of tokens above the place `high`
+        self.low, self.high, self.k_place, self.lowest = (T.alloc_shared((1,), "float32") for _ in range(4))
+        self.peak = T.alloc_shared((1,), "float32")
+        self.floor = T.alloc_shared((1,), "float32")
+        self.cut = T.alloc_shared((1,), "uint64")
+        self.mass_all = T.alloc_shared((1,), "int64")
+        self.mass_above = T.alloc_shared((1,), "int64")  # of tokens above the place `high`
+        self.sum_all, self.sum_above = T.alloc_local((1,), "int64"), T.alloc_local((1,), "int64")
         self.near_above = T.alloc_local((1,), "float32")
-        self.is_exact = T.alloc_local((1,), "int32")  # whether a survey sums integers
+        self.is_exact = T.alloc_shared((1,), "int32")  # whether a survey sums integers
         self.weighs = T.alloc_local((1,), "int32")  # what `bisect_cut` is at
         self.is_found = T.alloc_local((1,), "int32")
-        self.stage = T.alloc_local((1,), "int32")
+        self.stage = T.alloc_shared((1,), "int32")
         self.slope, self.offset = T.alloc_local((1,), "float32"), T.alloc_local((1,), "float32")
-        self.most_listed = T.alloc_local((1,), "float32")  # scores above it are not; no place is then
+        self.most_listed = T.alloc_shared((1,), "float32")  # scores above it are not; no place is then
+        # Of `rivals`: best of groups of threads, and the rivals that a walk asks about.
+        self.leads = T.alloc_shared((16,), "uint32")
+        self.heights = T.alloc_shared((16,), "uint32")
+        self.asked_token = T.alloc_shared((4,), "int32")
+        self.asked_score = T.alloc_shared((4,), "float32")
+        self.asked_above = T.alloc_shared((4,), "float32")  # the next larger float32
+        self.asked_ties = T.alloc_shared((4,), "float32")
+        self.asked_mass = T.alloc_shared((4,), "int64")
+        self.asked_group = T.alloc_local((4,), "int32")
+        self.asked_least, self.asked_more = T.alloc_local((4,), "float32"), T.alloc_local((4,), "float32")
+        self.asked_sum = T.alloc_local((4,), "float32")
         self.above = None  # macro (r, base, group) for groups with such scores
         self.slot = T.alloc_local((1,), "int32")
 
@@ -72,25 +90,24 @@ def place(r, score):
 @T.macro
 def _choose_unit(r, reference):
     """Halves r.unit until half of the sample in r.raw, impossible tokens aside, is above the lowest place."""
-    num_above = T.alloc_local((1,), "int32")
-    num_all = T.alloc_local((1,), "int32")
-    num_above[0] = 0
-    num_all[0] = 1
-    while num_above[0] * 2 < num_all[0]:
-        num_above[0] = 0
-        num_all[0] = 0
+    counts = T.alloc_local((1,), "int32")  # tokens above the lowest place * 2^16 + all, fewer than 2^16
+    unit = T.alloc_local((1,), "float32")
+    width = T.alloc_local((1,), "float32")
+    unit[0] = 2.0 * FINEST
+    width[0] = 0.5 / FINEST
+    counts[0] = 1
+    while unit[0] >= T.float32(COARSEST) and (counts[0] >> 16) * 2 < (counts[0] & 0xFFFF):
+        unit[0] = unit[0] * T.float32(0.5)
+        width[0] = width[0] * T.float32(2.0)
+        counts[0] = 0
         for j in T.unroll(4):
             score = r.raw[j] * r.scale[0]
             if score >= T.float32(LOWEST):
-                num_all[0] = num_all[0] + 1
-                if (reference - score) * r.unit[0] < T.float32(REFERENCE_PLACE):
-                    num_above[0] = num_above[0] + 1
-        reduce_block(r, num_above, added)
-        reduce_block(r, num_all, added)
-        if num_above[0] * 2 < num_all[0]:
-            r.unit[0] = r.unit[0] * T.float32(0.5)
-        if r.unit[0] < T.float32(COARSEST):
-            num_all[0] = 0
+                is_above = (reference - score) * unit[0] < T.float32(REFERENCE_PLACE)
+                counts[0] = counts[0] + T.if_then_else(is_above, 65537, 1)
+        reduce_block(r, counts, added)
+    r.unit[0] = unit[0]
+    r.width[0] = width[0]
 
 
 @T.macro
@@ -101,14 +118,14 @@ def start_places(r):
     if r.reference[0] <= T.float32(LOWEST):
         # Nothing possible in the sample.
         start_watch(r)
-        walk(r, watch)
+        walk_again(r, watch)
         reduce_block(r, r.raw_peak, larger)
-        load_group(r, (r.thread * r.groups) // r.num_threads, 0, r.raw)
         r.reference[0] = r.raw_peak[0]
+    else:
+        whole_branch(r)
+    load_group_again(r, (r.thread * r.groups) // r.num_threads, r.raw)
     r.reference[0] = T.min(T.max(r.reference[0] * r.scale[0], T.float32(LOWEST)), T.float32(-LOWEST))
-    r.unit[0] = T.float32(FINEST)
     _choose_unit(r, r.reference[0])
-    r.width[0] = T.float32(1.0) / r.unit[0]
     r.origin[0] = T.float32(REFERENCE_PLACE) - r.unit[0] * r.reference[0]
 
 
@@ -128,19 +145,16 @@ def count_group(r, base):
 
 
 @T.macro
-def _watch_and_count(r, base, group):
-    watch(r, base, group)
+def _count_group(r, base, group):
     count_group(r, base)
 
 
 @T.macro
 def count_places(r):
-    """Watches the row, and counts the tokens in every place but the lowest."""
-    start_places(r)
+    """Counts the tokens in every place but the lowest."""
     clear_counts(r)
-    start_watch(r)
-    walk(r, _watch_and_count)
-    finish_watch(r)
+    walk_again(r, _count_group)
+    T.sync_threads()
 
 
 @T.macro
@@ -152,18 +166,22 @@ def find_rank(r, rank):
     per_thread = BINS // r.num_threads
     first = BINS - 1 - r.thread * per_thread
     own[0] = 0
-    for j in T.serial(per_thread):
+    for j in T.unroll(per_thread, unroll_factor=1):
         own[0] = own[0] + T.cast(r.counts[first - j], "int64")
     scan_block(r, own, before, total)
     if r.thread == 0:
         r.ints[K_PLACE] = 0
         r.ints[ABOVE_K] = T.cast(total[0], "int32")
+    else:
+        whole_branch(r)
     T.sync_threads()
-    for j in T.serial(per_thread):
+    for j in T.unroll(per_thread, unroll_factor=1):
         here = T.cast(r.counts[first - j], "int64")
         if before[0] < rank and before[0] + here >= rank:
             r.ints[K_PLACE] = first - j
             r.ints[ABOVE_K] = T.cast(before[0], "int32")
+        else:
+            whole_branch(r)
         before[0] = before[0] + here
     T.sync_threads()
 
@@ -194,9 +212,11 @@ def _guess_ends(r, own, before, least, most, anchor):
     if r.thread == 0:
         r.ints[HIGH_PLACE] = 0
         r.ints[LOW_PLACE] = 0
+    else:
+        whole_branch(r)
     T.sync_threads()
     own[0] = before[0]
-    for j in T.serial(per_thread):
+    for j in T.unroll(per_thread, unroll_factor=1):
         mass = T.cast(r.counts[first - j], "float32") * _place_mass(r, first - j, anchor)
         here = T.cast(mass * T.float32(2.0**30), "int64")
         if own[0] <= least and own[0] + here > least:
@@ -213,7 +233,7 @@ def _sum_places(r, own, before, total, anchor):
     per_thread = BINS // r.num_threads
     first = BINS - 1 - r.thread * per_thread
     own[0] = 0
-    for j in T.serial(per_thread):
+    for j in T.unroll(per_thread, unroll_factor=1):
         mass = T.cast(r.counts[first - j], "float32") * _place_mass(r, first - j, anchor)
         own[0] = own[0] + T.cast(mass * T.float32(2.0**30), "int64")
     scan_block(r, own, before, total)
@@ -242,7 +262,7 @@ def guess_from_sample(r):
     # The error of a quotient of sums over a sample.
     square_above[0] = 0.0
     square_below[0] = 0.0
-    for j in T.serial(per_thread):
+    for j in T.unroll(per_thread, unroll_factor=1):
         mass = _place_mass(r, first - j, anchor)
         square = T.cast(r.counts[first - j], "float32") * mass * mass
         if first - j > r.ints[LOW_PLACE]:
@@ -258,16 +278,18 @@ def guess_from_sample(r):
     _guess_ends(r, own, before, least, T.cast(goal + margin, "int64"), anchor)
     # Where all that may stay fits into the list, nothing is above it.
     num_listed[0] = 0
-    for j in T.serial(per_thread):
+    for j in T.unroll(per_thread, unroll_factor=1):
         if first - j >= r.ints[LOW_PLACE]:
             num_listed[0] = num_listed[0] + SAMPLED * r.counts[first - j]
     reduce_block(r, num_listed, added)
     fits = num_listed[0] + r.ints[LIST_SIZE] <= r.capacity * 3 // 4
-    r.most_listed[0] = (T.cast(r.ints[HIGH_PLACE], "float32") + T.float32(0.5) - r.origin[0]) * r.width[0]
+    most_listed = T.alloc_local((1,), "float32")
+    most_listed[0] = (T.cast(r.ints[HIGH_PLACE], "float32") + T.float32(0.5) - r.origin[0]) * r.width[0]
     if fits or least <= T.int64(0) or r.ints[HIGH_PLACE] == 0:
-        r.most_listed[0] = T.infinity("float32")
+        most_listed[0] = T.infinity("float32")
+    r.most_listed[0] = most_listed[0]
     edge = keep((T.cast(r.ints[LOW_PLACE], "float32") - T.float32(0.5) - r.origin[0]) * r.width[0])
-    set_bound(r, T.min(edge, r.most_listed[0]) / r.scale[0], r.ints[LOW_PLACE] > 0)
+    set_bound(r, T.min(edge, most_listed[0]) / r.scale[0], r.ints[LOW_PLACE] > 0)
 
 
 @T.macro
@@ -298,14 +320,18 @@ def guess_from_counts(r):
         r.ints[LOW_PLACE] = 0
         r.ints[K_PLACE] = 0
         r.ints[ABOVE_K] = 0
+    else:
+        whole_branch(r)
     T.sync_threads()
     if r.top_k[0] > 0:
         find_rank(r, T.cast(r.top_k[0], "int64"))
+    else:
+        whole_branch(r)
     bottom = T.max(r.ints[K_PLACE], lowest_place)
     if r.top_p[0] < T.float32(1.0):
         _sum_places(r, own, before, total, peak_at)
         spread[0] = 0.0
-        for j in T.serial(per_thread):
+        for j in T.unroll(per_thread, unroll_factor=1):
             mass = _place_mass(r, first - j, peak_at)
             spread[0] = spread[0] + T.cast(r.counts[first - j], "float32") * mass * mass
         reduce_block(r, spread, added)
@@ -323,12 +349,16 @@ def guess_from_counts(r):
                 inside[0] = T.min(inside[0], r.top_k[0] - r.ints[ABOVE_K])
             mass = T.cast(inside[0], "float32") * _place_mass(r, bottom, peak_at)
             r.longs[0] = own[0] + T.cast(mass * T.float32(2.0**30), "int64")
+        else:
+            whole_branch(r)
         T.sync_threads()
         whole = T.cast(r.longs[0], "float32")
         # A place's masses spread over e^(1/64); a token in it is off by 1/64/sqrt(12), independently.
         margin = whole * T.float32(1e-4) + T.sqrt(spread[0]) * T.float32(2.0 * 2.0**30 / 3.46) * r.width[0]
         least = T.cast(T.max(r.top_p[0] * whole - margin, T.float32(0.0)), "int64")
         _guess_ends(r, own, before, least, T.cast(r.top_p[0] * whole + margin, "int64"), peak_at)
+    else:
+        whole_branch(r)
 
 
 @T.macro

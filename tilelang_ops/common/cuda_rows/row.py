@@ -7,12 +7,17 @@ from tilelang_ops.common.noise import ROUNDS
 
 BINS = 4096  # places of a histogram
 BUCKETS = 2048  # of a sort
-# Options of programs made of these macros: they synchronise by themselves.
-OPTIONS = {**EXACT, "tl.disable_thread_storage_sync": True, "tl.disable_shared_memory_reuse": True}
+# Options of programs made of these macros: they synchronise by themselves, and reach only into their tensors.
+OPTIONS = {
+    **EXACT,
+    "tl.disable_thread_storage_sync": True,
+    "tl.disable_shared_memory_reuse": True,
+    "tl.disable_safe_memory_legalize": True,
+}
 
 LOWEST = -3.4028234663852886e38  # the lowest finite float
 # Slots of `Row.ints`.
-LIST_SIZE, QUEUE_SIZE, K_PLACE, ABOVE_K, HIGH_PLACE, LOW_PLACE = range(6)
+LIST_SIZE, QUEUE_SIZE, K_PLACE, ABOVE_K, HIGH_PLACE, LOW_PLACE, NUM_RIVALS = range(7)
 
 
 class Row:
@@ -34,7 +39,8 @@ class Row:
         self.groups = -(-vocab // 4)
         self.id_bits = max(1, (vocab - 1).bit_length())
         self.thread = T.get_thread_binding(0)
-        self.warps = tuple(range(1, num_threads // 32))
+        self.num_warps = num_threads // 32  # a power of two
+        self.warp_offsets = tuple(1 << i for i in reversed(range(self.num_warps.bit_length() - 1)))
         self.counts = T.alloc_shared((BINS,), "int32")
         self.list = T.alloc_shared((max(1, capacity),), "uint64")
         self.buckets = T.alloc_shared((BUCKETS,), "int32")
@@ -50,6 +56,7 @@ class Row:
         # In shared memory, so that they are not held in registers during a walk.
         self.keys = T.alloc_shared((2 * ROUNDS,), "uint32")  # of Philox's rounds
         self.index = T.alloc_shared((1,), "int64")
+        self.row_again = T.alloc_shared((1,), "int32")
         self.top_k = T.alloc_shared((1,), "int32")  # <= 0: off
         self.top_p = T.alloc_shared((1,), "float32")  # >= 1: off
         self.domain = T.alloc_local((1,), "int32")
@@ -59,6 +66,7 @@ class Row:
         self.scores = T.alloc_local((4 * unroll,), "float32")
         self.words = T.alloc_local((4,), "uint32")
         self.near = T.alloc_local((4,), "float32")
+        self.nothing = T.alloc_local((1,), "int32")  # of `whole_branch`
         self.picks = T.alloc_local((4,), "int32")  # which tokens of a group `list_picked` lists: 1, others 0
         self.is_broken = T.alloc_local((1,), "int32")  # NaN in the row
         self.raw_peak = T.alloc_local((1,), "float32")
@@ -73,6 +81,16 @@ class Row:
         self.best = T.alloc_local((1,), "uint64")
         self.count = T.alloc_local((1,), "int64")
         self.total = T.alloc_local((1,), "float64")
+
+
+@T.macro
+def whole_branch(r):
+    """The other branch of an `if`, which does nothing.
+
+    TileLang splits a branch without another into one for every statement, all with the same condition; then
+    what a statement leaves for the next is a variable of the whole program, in a register throughout.
+    """
+    r.nothing[0] = 0
 
 
 @T.macro
@@ -118,10 +136,17 @@ def reduce_block(r, value, combine):
     if r.thread % 32 == 0:
         scratch[r.thread // 32] = value[0]
     T.sync_threads()
-    value[0] = scratch[0]
-    for warp in r.warps:
-        value[0] = combine(value[0], scratch[warp])
+    value[0] = scratch[r.thread % r.num_warps]
+    _combine_warps(r, value, combine)
     T.sync_threads()
+
+
+@T.macro
+def _combine_warps(r, value, combine):
+    """value[0] of as many neighbouring lanes as there are warps combined, in all of them."""
+    for offset in r.warp_offsets:
+        other = T.shfl_xor(value[0], offset)
+        value[0] = combine(value[0], other)
 
 
 def larger(a, b):
@@ -151,24 +176,26 @@ def scan_block(r, value, before, total):
     if r.thread % 32 == 31:
         r.scratch["int64"][r.thread // 32] = inclusive[0]
     T.sync_threads()
-    before[0] = inclusive[0] - value[0]
-    total[0] = r.scratch["int64"][0]
-    if r.thread // 32 > 0:
-        before[0] = before[0] + r.scratch["int64"][0]
-    for warp in r.warps:
-        total[0] = total[0] + r.scratch["int64"][warp]
-        if r.thread // 32 > warp:
-            before[0] = before[0] + r.scratch["int64"][warp]
+    total[0] = r.scratch["int64"][r.thread % r.num_warps]
+    before[0] = T.if_then_else(r.thread % r.num_warps < r.thread // 32, total[0], T.int64(0))
+    _combine_warps(r, total, added)
+    _combine_warps(r, before, added)
+    before[0] = before[0] + (inclusive[0] - value[0])
     T.sync_threads()
 
 
 @T.macro
 def load_group(r, group, base, buffer):
     """Logits of a group into buffer[base : base + 4]; -inf behind the last token."""
+    _load_of(r, r.row, group, base, buffer)
+
+
+@T.macro
+def _load_of(r, row, group, base, buffer):
     if r.vocab % 4 == 0:
         if group < r.groups:
             for j in T.vectorized(4):
-                buffer[base + j] = r.logits[r.row, group * 4 + j]
+                buffer[base + j] = r.logits[row, group * 4 + j]
         else:
             for j in T.unroll(4):
                 buffer[base + j] = -T.infinity("float32")
@@ -176,23 +203,69 @@ def load_group(r, group, base, buffer):
         for j in T.unroll(4):
             buffer[base + j] = -T.infinity("float32")
             if group * 4 + j < r.vocab:
-                buffer[base + j] = r.logits[r.row, group * 4 + j]
+                buffer[base + j] = r.logits[row, group * 4 + j]
+
+
+@T.macro
+def load_group_again(r, group, buffer):
+    """The same after `load_sample`, from the cache."""
+    row = T.alloc_local((1,), "int32")
+    row[0] = r.row_again[0]
+    _load_of(r, row[0], group, 0, buffer)
 
 
 @T.macro
 def walk(r, body):
     """Calls body(r, base, group) for every group of the row, its scores in r.scores[base : base + 4]."""
+    _walk_of(r, r.row, body, r.unroll)
+
+
+@T.macro
+def walk_again(r, body, unroll=1):
+    """The same after `load_sample`, for the compiler a walk over any row: else it would hold what the first
+    walk began with in registers, for the next one.
+
+    unroll: groups of a thread that are on their way at once, not more than those of the row.
+    """
+    row = T.alloc_local((1,), "int32")
+    row[0] = r.row_again[0]
+    _walk_of(r, row[0], body, unroll)
+
+
+@T.macro
+def walk_back(r, body):
+    """`walk_again` from the end of the row, where the cache may still hold what the last walk read."""
+    row = T.alloc_local((1,), "int32")
+    row[0] = r.row_again[0]
+    steps = -(-r.groups // (r.unroll * r.num_threads))
+    last = steps * r.unroll * r.num_threads - 1 - r.thread
     for u in T.unroll(r.unroll):
-        load_group(r, u * r.num_threads + r.thread, 4 * u, r.ahead)
-    for step in T.serial(-(-r.groups // (r.unroll * r.num_threads))):
+        _load_of(r, row[0], last - u * r.num_threads, 4 * u, r.ahead)
+    for step in T.serial(steps):
         for j in T.unroll(4 * r.unroll):
             r.raw[j] = r.ahead[j]
         for u in T.unroll(r.unroll):
-            load_group(r, ((step + 1) * r.unroll + u) * r.num_threads + r.thread, 4 * u, r.ahead)
+            if step + 1 < steps:
+                _load_of(r, row[0], last - ((step + 1) * r.unroll + u) * r.num_threads, 4 * u, r.ahead)
         for u in T.unroll(r.unroll):
             for j in T.unroll(4):
                 r.scores[4 * u + j] = r.raw[4 * u + j] * r.scale[0]
-            body(r, 4 * u, (step * r.unroll + u) * r.num_threads + r.thread)
+            body(r, 4 * u, last - (step * r.unroll + u) * r.num_threads)
+
+
+@T.macro
+def _walk_of(r, row, body, unroll):
+    for u in T.unroll(unroll):
+        _load_of(r, row, u * r.num_threads + r.thread, 4 * u, r.ahead)
+    for step in T.serial(-(-r.groups // (unroll * r.num_threads))):
+        for j in T.unroll(4 * unroll):
+            r.raw[j] = r.ahead[j]
+        for u in T.unroll(unroll):
+            _load_of(r, row, ((step + 1) * unroll + u) * r.num_threads + r.thread, 4 * u, r.ahead)
+        for u in T.unroll(unroll):
+            for j in T.unroll(4):
+                r.scores[4 * u + j] = r.raw[4 * u + j] * r.scale[0]
+            body(r, 4 * u, (step * unroll + u) * r.num_threads + r.thread)
 
 
 @T.macro
@@ -200,6 +273,7 @@ def load_sample(r, s):
     """A group of a thread, all over the row of `s`, into s.raw; s.reference is the largest, but finite."""
     load_group(s, (r.thread * r.groups) // r.num_threads, 0, s.raw)
     s.reference[0] = largest(s.raw, 0)
+    r.row_again[0] = r.row
     reduce_block(r, s.reference, larger)
     s.reference[0] = T.min(T.max(s.reference[0], T.float32(LOWEST)), T.float32(-LOWEST))
 

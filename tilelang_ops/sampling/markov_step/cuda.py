@@ -10,7 +10,7 @@ import torch
 from tilelang.cuda import language as TC
 from torch import Tensor
 
-from tilelang_ops.common.kernels import cuda_kernel
+from tilelang_ops.common.kernels import KernelFactory, cuda_kernel
 from tilelang_ops.sampling.markov_step.op import Draw
 from tilelang_ops.sampling.sample_tokens import cuda as sample_tokens
 
@@ -98,6 +98,19 @@ def run(
     draw: Draw | None,
     keeps_logits: bool,
 ) -> tuple[Tensor | None, Tensor | None]:
+    return step(kernel, base, tokens, embed, head, draw, keeps_logits)
+
+
+def step(
+    kernel: KernelFactory,
+    base: Tensor,
+    tokens: Tensor,
+    embed: Tensor,
+    head: Tensor,
+    draw: Draw | None,
+    keeps_logits: bool,
+) -> tuple[Tensor | None, Tensor | None]:
+    """`run` with a device's kernel of the logits."""
     n, vocab = base.shape
     base = base.contiguous()
     logits = torch.empty_like(base)

@@ -22,7 +22,9 @@ class SampledRow(rows.CutRow):
     def __init__(self, *args):
         super().__init__(*args)
         self.group = T.alloc_local((1,), "int32")
+        self.log_min_p = T.alloc_shared((1,), "float32")
         self.above = rows.keep_for_draw
+        self.unroll_guess = 1
 
 
 @T.macro
@@ -35,6 +37,8 @@ def _first_of(r, base, group):
     if top > r.raw_peak[0]:
         r.raw_peak[0] = top
         r.group[0] = group
+    else:
+        rows.whole_branch(r)
 
 
 @T.macro
@@ -45,6 +49,8 @@ def _pack_first(r):
     for j in T.unroll(4):
         if r.group[0] * 4 + j < r.vocab:
             r.best[0] = T.max(r.best[0], rows.pack(r, r.raw[j], r.group[0] * 4 + j))
+        else:
+            rows.whole_branch(r)
 
 
 @T.macro
@@ -52,6 +58,8 @@ def _put_best(r, best, row):
     if r.thread == 0:
         nan = T.reinterpret(T.int32(0x7FC00000), "float32")
         best[row] = T.if_then_else(r.is_broken[0] == 0, r.raw_peak[0], nan)
+    else:
+        rows.whole_branch(r)
 
 
 @T.macro
@@ -64,6 +72,12 @@ def _survey(r, base, group):
             if at > r.high[0]:
                 rows.keep_above(r, base)
                 rows.keep_for_draw(r, base, group)
+            else:
+                rows.whole_branch(r)
+        else:
+            rows.whole_branch(r)
+    else:
+        rows.whole_branch(r)
 
 
 @cuda_kernel(
@@ -91,9 +105,9 @@ def kernel(vocab: int, num_threads: int, capacity: int, unroll: int):
             r = SampledRow(logits, row, vocab, num_threads, capacity, unroll)
             r.top_k[0] = T.if_then_else(top_ks[row] < vocab, top_ks[row], 0)
             r.top_p[0] = top_ps[row]
-            log_min_p = rows.keep(T.cast(T.log(T.cast(min_ps[row], "float64")), "float32"))
+            r.log_min_p[0] = T.cast(T.log(T.cast(min_ps[row], "float64")), "float32")
             rows.set_stream(r, seeds[row], token_index[row], domain)
-            is_cut = r.top_k[0] > 0 or r.top_p[0] < T.float32(1.0) or log_min_p > -T.infinity("float32")
+            is_cut = r.top_k[0] > 0 or r.top_p[0] < T.float32(1.0) or r.log_min_p[0] > -T.infinity("float32")
             token = T.alloc_local((1,), "int32")
             is_sure = T.alloc_local((1,), "int32")
             token[0] = 0
@@ -111,10 +125,29 @@ def kernel(vocab: int, num_threads: int, capacity: int, unroll: int):
                     token[0] = rows.packed_token(r, r.best[0])
                 _put_best(r, best, row)
             elif is_cut:
+                is_sure[0] = 0
+                if (
+                    r.top_k[0] <= 0
+                    and r.top_p[0] >= T.float32(rows.LEAST_TOP_P)
+                    and r.top_p[0] < T.float32(1.0)
+                    and r.log_min_p[0] == -T.infinity("float32")
+                ):
+                    rows.draw_rivals(r)
+                    _put_best(r, best, row)
+                    is_sure[0] = T.if_then_else(rows.is_whole(r), 0, 1)
+                    if is_sure[0] == 0:
+                        rows.choose_rival(r, token, is_sure)
+                    else:
+                        rows.whole_branch(r)
+                else:
+                    rows.whole_branch(r)
                 r.is_exact[0] = 0
-                rows.look(r, log_min_p)
-                _put_best(r, best, row)
-                is_sure[0] = T.if_then_else(rows.is_whole(r), 0, 1)
+                if is_sure[0] == 0:
+                    rows.look(r, r.log_min_p[0])
+                    _put_best(r, best, row)
+                    is_sure[0] = T.if_then_else(rows.is_whole(r), 0, 1)
+                else:
+                    rows.whole_branch(r)
                 while is_sure[0] == 0:
                     rows.find_cut(r, _survey)
                     rows.draw_from_list(r)
@@ -123,12 +156,17 @@ def kernel(vocab: int, num_threads: int, capacity: int, unroll: int):
                     token[0] = rows.packed_token(r, r.best[0])
                     if r.is_exact[0] == 0:
                         score = rows.keep(logits[row, token[0]] * r.scale[0])
-                        is_above = score > r.most_listed[0]
-                        key = rows.pack(r, score, token[0])
-                        at = rows.place(r, score)
-                        if not (is_above or at > r.high[0] or key >= r.sure_cut[0]):
-                            is_sure[0] = 0
+                        is_sure[0] = T.if_then_else(rows.place(r, score) > r.high[0], 1, 0)
+                        if rows.pack(r, score, token[0]) >= r.sure_cut[0]:
+                            is_sure[0] = 1
+                        if score > r.most_listed[0]:
+                            is_sure[0] = 1
+                        if is_sure[0] == 0:
                             rows.narrow(r)
+                        else:
+                            rows.whole_branch(r)
+                    else:
+                        rows.whole_branch(r)
             else:
                 rows.start_plain_draw(r)
                 rows.walk(r, rows.draw_group)
@@ -136,6 +174,8 @@ def kernel(vocab: int, num_threads: int, capacity: int, unroll: int):
                 if rows.is_whole(r):
                     rows.finish_draw(r)
                     token[0] = rows.packed_token(r, r.best[0])
+                else:
+                    rows.whole_branch(r)
                 _put_best(r, best, row)
             if r.thread == 0:
                 token_ids[row] = token[0]

@@ -15,6 +15,10 @@ def _survey(r, base, group):
         rows.survey_group(r, base)
         if rows.largest(r.places, 0) >= r.lowest[0]:
             rows.collect(r, base, group)
+        else:
+            rows.whole_branch(r)
+    else:
+        rows.whole_branch(r)
 
 
 @T.macro
@@ -69,6 +73,10 @@ def kernel(vocab: int, num_threads: int, capacity: int, unroll: int):
                     if r.cut[0] != r.sure_cut[0]:
                         is_sure[0] = 0
                         rows.narrow(r)
+                    else:
+                        rows.whole_branch(r)
+            else:
+                rows.whole_branch(r)
             rows.walk(r, _keep)
 
     return truncate_scores

@@ -109,7 +109,7 @@ def _queue_residual(r, base, group):
     """Queues the tokens of a group that may win; log p bounds their scores."""
     top = rows.largest(r.raw, base) - r.peak[0] - r.log_sum[0]
     if top > -T.infinity("float32"):
-        philox_words_by_keys(r.words, group, r.keys, r.index[0], r.domain[0])
+        philox_words_by_keys(r.words, group, r.keys, r.domain[0])
         fewest = T.min(T.min(r.words[0], r.words[1]), T.min(r.words[2], r.words[3]))
         most = T.__exp(top - rows.winner_bound(r)) * T.float32(2.0**32)
         if T.cast(fewest, "float32") <= most:
@@ -196,7 +196,7 @@ def kernel(vocab: int, num_threads: int, capacity: int, unroll: int):
                 ):
                     d.is_whole[0] = 1
                 if rows.is_whole(r):
-                    philox_words_by_keys(r.words, 0, r.keys, r.index[0], accept_stream)
+                    philox_words_by_keys(r.words, 0, r.keys, accept_stream)
                     coin = keep((T.cast(r.words[0], "float64") + T.float64(0.5)) * T.float64(2.0**-32))
                     score = target[row, d.token[0]]
                     # Both sides of the test, times both sums.
