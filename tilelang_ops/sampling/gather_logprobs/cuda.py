@@ -12,7 +12,7 @@ from torch import Tensor
 from tilelang_ops.common import cuda_rows as rows
 from tilelang_ops.common.kernels import cuda_kernel
 
-SIZES = {"num_threads": 256, "capacity": 4096, "unroll": 2}
+SIZES = {"num_threads": 512, "capacity": 4096, "unroll": 2}
 
 
 class GivenRow(rows.CutRow):
