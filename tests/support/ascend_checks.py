@@ -1,11 +1,11 @@
 """Lower programs for Ascend 950, as far as its compiler's door: AscendC source, and what the program needs.
 
-The device compiler is not part of TileLang. What was lowered is remembered by a hash of the sources.
+The device compiler is not part of TileLang. What was lowered is remembered by its source files and by the
+traced program.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import re
@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tests.support.build_cache import build_cache, write_whole
+from tests.support.build_cache import fingerprint, remembered, write_whole
 from tilelang_ops.common.kernels import ASCEND_TARGET, Program, compiler_target
 
 UNIFIED_BUFFER = 248 << 10  # bytes of a vector core
@@ -55,13 +55,15 @@ def check(report: AscendReport, *, uses_cube: bool) -> None:
 
 def lower(program: Program) -> AscendReport:
     """The report of a program, from the cache or lowered now; raises what TileLang raises."""
-    key = hashlib.sha256(f"{_version()}|{program.file_name(ASCEND_TARGET)}".encode()).hexdigest()[:32]
-    path = build_cache("ascend") / f"{key}.json"
-    if path.exists():
-        return AscendReport(**json.loads(path.read_text()))
-    report = _lower(program)
-    write_whole(path, json.dumps(asdict(report)))
-    return report
+    by_files = remembered("ascend", _version(), program.file_name(ASCEND_TARGET))
+    if by_files.exists():
+        return AscendReport(**json.loads(by_files.read_text()))
+    traced = program.trace(ASCEND_TARGET)
+    by_program = remembered("ascend", _version(), fingerprint(program, traced))
+    if not by_program.exists():
+        write_whole(by_program, json.dumps(asdict(_lower(program, traced))))
+    write_whole(by_files, by_program.read_text())
+    return AscendReport(**json.loads(by_program.read_text()))
 
 
 @cache
@@ -71,14 +73,13 @@ def _version() -> str:
     return f"{tilelang.__version__}|{Path(__file__).read_text()}"
 
 
-def _lower(program: Program) -> AscendReport:
+def _lower(program: Program, traced: Any) -> AscendReport:
     import tilelang
     from tilelang.transform.pass_config import normalize_pass_configs
     from tvm.target import Target
 
     target = Target(compiler_target(ASCEND_TARGET))
     configs = normalize_pass_configs(dict(program.factory.pass_configs))
-    traced = program.trace(ASCEND_TARGET)
     with tilelang.transform.PassContext(opt_level=3, config=configs), target:
         artifact = tilelang.lower(traced, target=target)
     source = str(artifact.kernel_source)

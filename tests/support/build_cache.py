@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 
 @cache
@@ -21,3 +23,17 @@ def write_whole(path: Path, content: bytes | str) -> None:
     partial = path.with_name(f"{path.name}.{os.getpid()}")
     partial.write_bytes(content.encode() if isinstance(content, str) else content)
     partial.replace(path)
+
+
+def remembered(name: str, *decided_by: str) -> Path:
+    """File for what is decided by these texts; it may be there already."""
+    key = hashlib.sha256("|".join(decided_by).encode()).hexdigest()[:32]
+    return build_cache(name) / f"{key}.json"
+
+
+def fingerprint(program: Any, traced: Any) -> str:
+    """Changes with a traced program and the options that it is compiled with; equal in every process."""
+    from tvm.ir import structural_hash
+
+    options = sorted(program.factory.pass_configs.items())
+    return f"{program.factory.uses_tensor_cores}|{options}|{structural_hash(traced)}"

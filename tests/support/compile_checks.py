@@ -1,13 +1,13 @@
-"""Compile every program of the release model for an architecture, and read what the binaries need.
+"""Compile programs of the release model for the CUDA architectures, and read what the binaries need.
 
 Programs with the same options are compiled in batches, each in a namespace of one translation unit that
-includes what any of them does: headers take nvcc more time than most programs. What has been compiled is
-remembered by a hash of the sources and options, so that a second run takes seconds.
+includes what any of them does: headers take nvcc more time than most programs. What a program needs is
+remembered by its source files, so that a second run takes seconds, and by the traced program, so that one
+after a change of files that many programs import does so too.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -22,12 +22,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tests.support.build_cache import build_cache, write_whole
+from tests.support.build_cache import fingerprint, remembered, write_whole
+from tests.support.shared_passes import SharedPasses
 from tilelang_ops.common.kernels import Program, compiler_target
+
+Job = tuple[Program, str]  # and its target
 
 SHARED_MEMORY = 232448  # bytes of one block, on both architectures
 REGISTERS = 65536  # of a multiprocessor
-BATCH = 16  # programs in one translation unit
+BATCH = 32  # programs in one translation unit
 # The architecture's own matrix instructions, as SASS spells them; HMMA is the slower path on both.
 MATRIX_INSTRUCTIONS = {"sm_90a": r"\b(?:HGMMA|QGMMA|IGMMA)\b", "sm_100a": r"\bUTC(?:H|Q|I|O|MX\w*)MMA\b"}
 
@@ -70,6 +73,15 @@ class _Lowered:
         return re.findall(r'extern "C" __global__ void (?:__launch_bounds__\([^)]*\) )?(\w+)\(', self.body)
 
 
+@dataclass(frozen=True)
+class _Todo:
+    """A program to compile, and the files that remember its report."""
+
+    program: Program
+    lowered: _Lowered
+    paths: tuple[Path, ...]
+
+
 def check(report: Report, *, uses_tensor_cores: bool, spilled_bytes: int = 0) -> None:
     """Assert that a program compiles, spills no more than is said and stays within the hardware's limits."""
     assert not report.error, report.error
@@ -81,73 +93,86 @@ def check(report: Report, *, uses_tensor_cores: bool, spilled_bytes: int = 0) ->
     )
 
 
-def covering(
-    programs: Iterable[Program], *, every_factory: bool = True, both_ends: bool = True
-) -> list[Program]:
+def covering(programs: Iterable[Program]) -> list[Program]:
     """One program of every factory, and two (the first and the last) of those with matrix products.
 
     `python -m tests.support.compile_checks` compiles all that a model launches.
 
     Args:
         programs: what to choose from, those of a factory together.
-        every_factory: False takes one factory of each family of operators, and those with matrix products.
-        both_ends: False takes one program of those too.
     """
     by_factory: dict[str, list[Program]] = {}
     for program in programs:
         by_factory.setdefault(program.factory.name, []).append(program)
     chosen: list[Program] = []
-    families = set()
-    for name, own in by_factory.items():
-        family, has_matrix = name.partition(".")[0], own[0].factory.uses_tensor_cores
-        if every_factory or has_matrix or family not in families:
-            chosen += [own[0], *(own[-1:] if len(own) > 1 and has_matrix and both_ends else [])]
-            families.add(family)
+    for own in by_factory.values():
+        has_two = len(own) > 1 and own[0].factory.uses_tensor_cores
+        chosen += [own[0], *(own[-1:] if has_two else [])]
     return chosen
 
 
-def compile_all(programs: Iterable[Program], target: str) -> dict[Program, Report]:
-    """Reports of all programs, from the cache or compiled now.
+def compile_all(jobs: Iterable[Job]) -> dict[Job, Report]:
+    """Reports of programs for targets, from the cache or compiled now.
 
     Raises:
         FileNotFoundError: nvcc is not here.
     """
     tools = (nvcc(), nvdisasm())
-    reports: dict[Program, Report] = {}
-    open_batches: dict[tuple[Any, ...], list[tuple[Program, _Lowered]]] = {}
-    running: list[Future[dict[Program, Report]]] = []
+    targets: dict[Program, list[str]] = {}
+    for program, target in jobs:
+        targets.setdefault(program, []).append(target)
+    reports: dict[Job, Report] = {}
+    open_batches: dict[tuple[Any, ...], list[_Todo]] = {}
+    running: list[Future[dict[Job, Report]]] = []
     with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // _workers())) as pool:
-        for program in programs:
-            known = _recall(_program_key(program, target))
-            if known is not None:
-                reports[program] = known
-                continue
-            try:
-                lowered = _lower(program, target)
-            except Exception as error:  # TileLang raises whatever its passes raise
-                reports[program] = Report(error=f"{type(error).__name__}: {_last_line(str(error))}")
-                continue
-            batch = open_batches.setdefault(lowered.flags, [])
-            batch.append((program, lowered))
-            if len(batch) == BATCH:
-                running.append(pool.submit(_compile_and_keep, open_batches.pop(lowered.flags), target, tools))
-        running += [pool.submit(_compile_and_keep, batch, target, tools) for batch in open_batches.values()]
+        for program in targets:
+            passes = SharedPasses()
+            for target in targets[program]:
+                found = _find(program, target, passes)
+                if isinstance(found, Report):
+                    reports[program, target] = found
+                    continue
+                batch = open_batches.setdefault((target, found.lowered.flags), [])
+                batch.append(found)
+                if len(batch) == BATCH:
+                    del open_batches[target, found.lowered.flags]
+                    running.append(pool.submit(_compile_and_keep, batch, target, tools))
+        running += [
+            pool.submit(_compile_and_keep, batch, target, tools)
+            for (target, _), batch in open_batches.items()
+        ]
         for job in running:
             reports.update(job.result())
     return reports
 
 
-def _compile_and_keep(
-    batch: list[tuple[Program, _Lowered]], target: str, tools: tuple[str, str]
-) -> dict[Program, Report]:
+def _find(program: Program, target: str, passes: SharedPasses) -> Report | _Todo:
+    """What is known of a program, else its source; an error of TileLang's is a report too."""
+    by_files = remembered("compiled", _versions(), program.file_name(target))
+    known = _recall(by_files)
+    if known is not None:
+        return known
+    try:
+        traced = program.trace(target)
+        by_program = remembered("compiled", _versions(), target, fingerprint(program, traced))
+        known = _recall(by_program)
+        if known is not None:
+            write_whole(by_files, by_program.read_text())
+            return known
+        with passes.applied():
+            return _Todo(program, _lower(program, traced, target), (by_files, by_program))
+    except Exception as error:  # TileLang raises whatever its passes raise
+        return Report(error=f"{type(error).__name__}: {_last_line(str(error))}")
+
+
+def _compile_and_keep(batch: list[_Todo], target: str, tools: tuple[str, str]) -> dict[Job, Report]:
     """Reports of a batch; each is remembered as soon as it is there, so that an interrupted run can go on."""
-    reports = dict(
-        zip((p for p, _ in batch), _compile([low for _, low in batch], target, tools), strict=True)
-    )
-    for program, report in reports.items():
+    reports = _compile([todo.lowered for todo in batch], target, tools)
+    for todo, report in zip(batch, reports, strict=True):
         if not report.error:
-            write_whole(_program_key(program, target), json.dumps(asdict(report)))
-    return reports
+            for path in todo.paths:
+                write_whole(path, json.dumps(asdict(report)))
+    return {(todo.program, target): report for todo, report in zip(batch, reports, strict=True)}
 
 
 def _workers() -> int:
@@ -201,11 +226,6 @@ def _versions() -> str:
     return f"{tilelang.__version__}|{compiler}|{Path(__file__).read_text()}"
 
 
-def _program_key(program: Program, target: str) -> Path:
-    key = hashlib.sha256(f"{_versions()}|{program.file_name(target)}".encode()).hexdigest()[:32]
-    return build_cache("compiled") / f"{key}.json"
-
-
 def _recall(path: Path) -> Report | None:
     return Report(**json.loads(path.read_text())) if path.exists() else None
 
@@ -213,13 +233,12 @@ def _recall(path: Path) -> Report | None:
 # -- TileLang
 
 
-def _lower(program: Program, target: str) -> _Lowered:
+def _lower(program: Program, traced: Any, target: str) -> _Lowered:
     import tilelang
     from tilelang.transform.pass_config import normalize_pass_configs
     from tvm.target import Target
 
     configs = normalize_pass_configs(dict(program.factory.pass_configs))
-    traced = program.trace(target)
     device = Target(compiler_target(target))
     with tilelang.transform.PassContext(opt_level=3, config=configs), device:
         artifact = tilelang.lower(traced, target=device)
@@ -273,7 +292,7 @@ def _flags(configs: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _compile(batch: list[_Lowered], target: str, tools: tuple[str, str]) -> list[Report]:
-    """Compile programs with the same options; alone where they fail together."""
+    """Compile programs with the same options; halves of them where they fail together."""
     compiler, disassembler = tools
     text = _includes(batch) + "".join(_namespace(k, lowered) for k, lowered in enumerate(batch))
     with tempfile.TemporaryDirectory() as directory:
@@ -283,7 +302,8 @@ def _compile(batch: list[_Lowered], target: str, tools: tuple[str, str]) -> list
         result = subprocess.run(command, capture_output=True, text=True)
         if result.returncode:
             if len(batch) > 1:
-                return [report for lowered in batch for report in _compile([lowered], target, tools)]
+                half = len(batch) // 2
+                return _compile(batch[:half], target, tools) + _compile(batch[half:], target, tools)
             return [Report(error=_last_line(result.stderr, "error"))]
         usage = _read_usage(result.stderr)
         code = {}
@@ -374,17 +394,21 @@ def main() -> None:
     from tilelang_ops.common.kernels import ASCEND_TARGET, CUDA_TARGETS
     from tilelang_ops.common.sizes import RELEASE
 
-    for target in CUDA_TARGETS:
-        reports = compile_all(programs(target, RELEASE), target)
-        for program, report in reports.items():
-            if report.error or report.spilled_bytes:
-                print(target, program, report.error or f"spills {report.spilled_bytes} bytes")
-        print(f"{target}: {len(reports)} programs")
-    for program in programs(ASCEND_TARGET, RELEASE):
+    reports = compile_all(
+        (program, target) for target in CUDA_TARGETS for program in programs(target, RELEASE)
+    )
+    for (program, target), report in reports.items():
+        if report.error or report.spilled_bytes:
+            print(target, program, report.error or f"spills {report.spilled_bytes} bytes")
+    ported = list(programs(ASCEND_TARGET, RELEASE))
+    for program in ported:
         try:
             ascend_checks.check(ascend_checks.lower(program), uses_cube=program.factory.uses_tensor_cores)
         except Exception as error:  # TileLang raises whatever its passes raise
             print(ASCEND_TARGET, program, _last_line(str(error)))
+    for target in CUDA_TARGETS:
+        print(f"{target}: {sum(t == target for _, t in reports)} programs")
+    print(f"{ASCEND_TARGET}: {len(ported)} programs")
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""Every program of the release model, compiled; a file for each architecture: they run side by side."""
+"""Programs of the release model, one of every factory at least, compiled or lowered for every target."""

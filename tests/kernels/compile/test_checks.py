@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 import tilelang.language as T
 
-from tests.support import compile_checks
+from tests.support import build_cache, compile_checks
 from tests.support.compile_checks import Report, check, compile_all
-from tilelang_ops.common.kernels import KernelFactory
+from tests.support.shared_passes import SharedPasses
+from tilelang_ops.common.kernels import KernelFactory, Program
+from tilelang_ops.common.sizes import RELEASE
+from tilelang_ops.engram.hash_ngrams import cuda as hash_ngrams
+from tilelang_ops.kv_cache.store_main import cuda as store_main
 
 FINE = Report(registers=128, threads=256, shared_bytes=1024, matrix_instructions=4)
 TARGETS = ("sm_90a", "sm_100a")
@@ -95,23 +102,71 @@ def _program(function, **annotations):
     return T.prim_func(function)
 
 
-def test_faults_are_reported_one_by_one(tmp_path, monkeypatch) -> None:
+@pytest.fixture
+def lowered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Program, str, str]]:
+    """Nothing is remembered before the test; programs, targets and sources as they are lowered."""
+    monkeypatch.setattr(build_cache, "build_cache", lambda name: tmp_path)
+    found = []
+
+    def lower(program: Program, traced: Any, target: str) -> Any:
+        result = plain(program, traced, target)
+        found.append((program, target, result.body))
+        return result
+
+    plain = compile_checks._lower
+    monkeypatch.setattr(compile_checks, "_lower", lower)
+    return found
+
+
+def test_faults_are_reported_one_by_one(lowered: list) -> None:
     """Programs with the same includes share a translation unit; one that fails does not take others along."""
-    monkeypatch.setattr(compile_checks, "build_cache", lambda name: tmp_path)
-    lowered = []
-    lower = compile_checks._lower
-    monkeypatch.setattr(compile_checks, "_lower", lambda *args: lowered.append(args) or lower(*args))
-    good, other = factory(scale)(factor=2.0), factory(scale)(factor=3.0)
-    bad, big, matrix = factory(unknown)(size=8), factory(large)(size=65536), factory(product)(size=64)
-    reports = compile_all([good, bad, other, big, matrix], "sm_90a")
-    for program in (good, other):
-        check(reports[program], uses_tensor_cores=False)
-    assert "no_such_function" in reports[bad].error
-    assert reports[big].shared_bytes == 4 * 65536
-    check(reports[matrix], uses_tensor_cores=True)
-    count = len(lowered)
-    assert compile_all([good, other, big], "sm_90a") == {p: reports[p] for p in (good, other, big)}
-    assert len(lowered) == count, "compiled again"
-    on_blackwell = compile_all([matrix], "sm_100a")[matrix]
+    good, bad = factory(scale)(factor=2.0), factory(unknown)(size=8)
+    big, matrix = factory(large)(size=65536), factory(product)(size=64)
+    jobs = [(program, "sm_90a") for program in (good, bad, big, matrix)]
+    reports = compile_all([*jobs, (matrix, "sm_100a")])
+    check(reports[good, "sm_90a"], uses_tensor_cores=False)
+    assert "no_such_function" in reports[bad, "sm_90a"].error
+    assert reports[big, "sm_90a"].shared_bytes == 4 * 65536
+    check(reports[matrix, "sm_90a"], uses_tensor_cores=True)
     with pytest.raises(AssertionError, match="no matrix instruction"):
-        check(on_blackwell, uses_tensor_cores=True)
+        check(reports[matrix, "sm_100a"], uses_tensor_cores=True)
+    del jobs[1]
+    count = len(lowered)
+    assert compile_all(jobs) == {job: reports[job] for job in jobs}
+    assert len(lowered) == count, "lowered again"
+
+
+def test_a_change_that_leaves_the_program_compiles_nothing(
+    lowered: list, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compile_checks, "_compile", lambda batch, *_: [FINE] * len(batch))
+    make, state = factory(scale), "of the files"
+    monkeypatch.setattr(Program, "file_name", lambda program, target: f"{state}{program}{target}")
+
+    def count(program: Program, target: str) -> int:
+        """Programs lowered until its report is there."""
+        assert compile_all([(program, target)]) == {(program, target): FINE}
+        return len(lowered)
+
+    assert count(make(factor=2.0), "sm_90a") == 1
+    state = "of other files"
+    assert count(make(factor=2.0), "sm_90a") == 1
+    assert count(make(factor=3.0), "sm_90a") == 2
+    assert count(make(factor=2.0), "sm_100a") == 3
+    state = "of yet others"
+    with_options = replace(make, pass_configs={"tl.enable_fast_math": True}, _programs={})
+    assert count(with_options(factor=2.0), "sm_90a") == 4
+
+
+@pytest.mark.parametrize("module", [hash_ngrams, store_main], ids=["same source", "another source"])
+def test_shared_passes_give_what_passes_of_its_own_give(module: ModuleType) -> None:
+    """The source for the second architecture, which for some programs is that for the first."""
+    program = module.kernel(**module.kernel.builds(RELEASE)[0])
+    passes, sources = SharedPasses(), {}
+    for target in TARGETS:
+        with passes.applied():
+            sources[target] = compile_checks._lower(program, program.trace(target), target)
+    alone = compile_checks._lower(program, program.trace("sm_100a"), "sm_100a")
+    assert passes.taken > 3
+    assert sources["sm_100a"] == alone
+    assert (sources["sm_90a"] == alone) == (module is hash_ngrams)
