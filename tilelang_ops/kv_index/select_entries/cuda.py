@@ -331,6 +331,19 @@ def kernel(k: int, block_size: int, vector: int):
                                     warp,
                                     lane,
                                 )
+                                # Loaded again rather than held in registers meanwhile.
+                                for ahead in T.unroll(DEPTH):
+                                    load(
+                                        loaded,
+                                        (part + 1 + ahead) % DEPTH,
+                                        scores,
+                                        row,
+                                        num_columns,
+                                        step + 1 + ahead,
+                                        warp,
+                                        lane,
+                                        vector,
+                                    )
             shrink(numbers, columns, counts, state, bounds, k, k, capacity, warp, lane)
             T.sync_threads()
             for i in T.serial(T.ceildiv(k, THREADS)):
