@@ -93,20 +93,21 @@ def check(report: Report, *, uses_tensor_cores: bool, spilled_bytes: int = 0) ->
     )
 
 
-def covering(programs: Iterable[Program]) -> list[Program]:
+def covering(programs: Iterable[Program], *, both_ends: bool = True) -> list[Program]:
     """One program of every factory, and two (the first and the last) of those with matrix products.
 
     `python -m tests.support.compile_checks` compiles all that a model launches.
 
     Args:
         programs: what to choose from, those of a factory together.
+        both_ends: False takes one program of those too.
     """
     by_factory: dict[str, list[Program]] = {}
     for program in programs:
         by_factory.setdefault(program.factory.name, []).append(program)
     chosen: list[Program] = []
     for own in by_factory.values():
-        has_two = len(own) > 1 and own[0].factory.uses_tensor_cores
+        has_two = both_ends and len(own) > 1 and own[0].factory.uses_tensor_cores
         chosen += [own[0], *(own[-1:] if has_two else [])]
     return chosen
 
