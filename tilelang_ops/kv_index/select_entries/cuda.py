@@ -85,10 +85,11 @@ def append(loaded, part, numbers, columns, counts, state, bounds, step, warp, la
     cut = score_of(bounds[CUT])
     sums[0] = 0
     for u in T.unroll(RUNS):
-        flags[u] = 0
+        flags[u] = (1 << RUN) - 1
         for v in T.unroll(RUN):
-            # A NaN is above. (A choice: `not x <= cut` would become `x > cut` on the way to the device.)
-            flags[u] = flags[u] | T.if_then_else(loaded[(part * RUNS + u) * RUN + v] <= cut, 0, 1 << v)
+            # A NaN is above. (`not x <= cut` would become `x > cut` on the way to the device.)
+            if loaded[(part * RUNS + u) * RUN + v] <= cut:
+                flags[u] = flags[u] ^ (1 << v)
         sums[0] = sums[0] | (T.cast(T.popcount(T.cast(flags[u], "uint32")), "int32") << (16 * u))
     # Sums of the lanes before this one, of every run in a half of the word.
     before[0] = sums[0]
