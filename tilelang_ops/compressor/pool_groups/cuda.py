@@ -41,7 +41,8 @@ def kernel(width: int, ratio: int, result: str):
         with T.Kernel(T.ceildiv(g, GROUPS) + T.ceildiv(n, STORE_ROWS), threads=THREADS) as block:
             if block < T.ceildiv(g, GROUPS):
                 for t, q in T.Parallel(GROUPS, quads):
-                    number = block * GROUPS + t
+                    # Conditions on a register lower several times faster than on an expression of threads.
+                    number = T.alloc_var("int32", init=block * GROUPS + t)
                     end = T.alloc_var("int32")
                     position = T.alloc_var("int32")
                     before = T.alloc_var("int32")
@@ -98,7 +99,7 @@ def kernel(width: int, ratio: int, result: str):
                             out[number, q * 4 + k] = T.cast(pooled[k], result)
             else:
                 for r, lane in T.Parallel(STORE_ROWS, lanes):
-                    row = (block - T.ceildiv(g, GROUPS)) * STORE_ROWS + r
+                    row = T.alloc_var("int32", init=(block - T.ceildiv(g, GROUPS)) * STORE_ROWS + r)
                     if row < n and following[row] < ring:
                         place = T.alloc_var("int32")
                         first = T.alloc_var("int32")

@@ -53,7 +53,8 @@ def kernel(num_streams: int, num_rounds: int, num_parts: int, num_splits: int):
             column_sums = T.alloc_fragment((held, m), "float32")
             sums = T.alloc_shared((rows, terms), "float32")
             for r, t in T.Parallel(rows, terms):
-                row = block * rows + r
+                # Conditions on a register lower several times faster than on an expression of threads.
+                row = T.alloc_var("int32", init=block * rows + r)
                 total = T.alloc_var("float32")
                 total = 0.0
                 if row < n:
@@ -61,7 +62,7 @@ def kernel(num_streams: int, num_rounds: int, num_parts: int, num_splits: int):
                         total = total + projection[segment * n + row, t]
                 sums[r, t] = total
             for h, i, j in T.Parallel(held, m, m):
-                row = block * rows + h % rows
+                row = T.alloc_var("int32", init=block * rows + h % rows)
                 matrix[h, i, j] = 0.0
                 if row < n:
                     entry = 2 * m + i * m + j
@@ -72,7 +73,7 @@ def kernel(num_streams: int, num_rounds: int, num_parts: int, num_splits: int):
                         total = total + sums[h % rows, part * width + entry]
                     matrix[h, i, j] = total * factor * scale[entry] + base[entry]
             for r, j in T.Parallel(rows, 2 * m):
-                row = block * rows + r
+                row = T.alloc_var("int32", init=block * rows + r)
                 if row < n:
                     factor = 1.0 / T.sqrt(mean_square[row] + norm_eps)
                     total = T.alloc_var("float32")
@@ -102,7 +103,7 @@ def kernel(num_streams: int, num_rounds: int, num_parts: int, num_splits: int):
                 for r, i, j in T.Parallel(held, m, m):
                     matrix[r, i, j] = matrix[r, i, j] * T.fast_rcp(column_sums[r, j] + eps)
             for r, i, j in T.Parallel(held, m, m):
-                row = block * rows + r
+                row = T.alloc_var("int32", init=block * rows + r)
                 if r < rows and row < n:
                     comb[row, i, j] = matrix[r, i, j]
 

@@ -24,7 +24,8 @@ def kernel(is_paged: bool):
         part_size: T.int32,
     ):
         with T.Kernel(T.ceildiv(total, THREADS), threads=THREADS) as block:
-            place = block * THREADS + T.get_thread_binding()
+            # Conditions on a register lower several times faster than on an expression of threads.
+            place = T.alloc_var("int32", init=block * THREADS + T.get_thread_binding())
             low = T.alloc_var("int32", init=0)  # the run begins at or before the place
             high = T.alloc_var("int32", init=num_seqs)  # and this one behind it
             record = T.alloc_var("int64", init=T.int64(-1))

@@ -53,7 +53,8 @@ def kernel(width: int, has_drafts: bool, has_windows: bool):
         pad_id: T.int32,
     ):
         with T.Kernel(T.ceildiv(T.max(num_rows, num_seqs), THREADS), threads=THREADS) as block:
-            place = block * THREADS + T.get_thread_binding()
+            # Conditions on a register lower several times faster than on an expression of threads.
+            place = T.alloc_var("int32", init=block * THREADS + T.get_thread_binding())
             token = T.alloc_local((1,), "int32")
             if place < num_seqs:
                 own = T.alloc_var("int32", init=sources[place])

@@ -35,7 +35,8 @@ def kernel(capacity: int, width: int):
         with T.Kernel(T.ceildiv(T.max(num_rows, num_seqs), THREADS), threads=THREADS) as block:
             ends = T.alloc_shared((capacity,), "int32")
             thread = T.get_thread_binding()
-            place = block * THREADS + thread
+            # Conditions on a register lower several times faster than on an expression of threads.
+            place = T.alloc_var("int32", init=block * THREADS + thread)
             for i in T.Parallel(capacity):
                 ends[i] = T.if_then_else(i < num_seqs, seqlens_q[T.min(i, num_seqs - 1)], 0)
             T.cumsum(ends)
