@@ -17,7 +17,7 @@ from tilelang_ops.common.kernels import ASCEND_TARGET, CUDA_TARGETS
 
 # Families, or operators, whose programs differ between the CUDA architectures; others are traced for the
 # first alone.
-WITH_VARIANTS = ("attention", "gemm", "indexer", "sampling.markov_step")
+WITH_VARIANTS = ("attention", "gemm", "indexer", "sampling.markov_step", "sampling.sample_tokens")
 
 
 def places(family: str, op: str) -> list[str]:

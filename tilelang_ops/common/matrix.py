@@ -178,11 +178,14 @@ def matrix_program(
     assert steps % num_splits == 0, f"{steps=} {num_splits=}"
     assert num_groups == 1 or columns % block_m == 0, f"{columns=} {block_m=}"
 
-    is_shared = not on_tmem and (blocks_per_sm > 1 or blocks != 2)
+    is_shared = on_tmem or blocks_per_sm > 1 or blocks != 2
 
     @T.macro
     def share_registers():
-        if blocks_per_sm > 1 or blocks not in CONSUMER_REGISTERS:
+        if on_tmem:  # finding the expert takes more than TileLang's 24
+            T.annotate_producer_reg_dealloc(40)
+            T.annotate_consumer_reg_alloc(224)
+        elif blocks_per_sm > 1 or blocks not in CONSUMER_REGISTERS:
             T.no_set_max_nreg()
             T.annotate_min_blocks_per_sm(blocks_per_sm)
         else:

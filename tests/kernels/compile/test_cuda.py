@@ -15,15 +15,6 @@ from tilelang_ops.common.sizes import RELEASE
 
 pytestmark = pytest.mark.slow  # begun early, so that no other process takes a part of the file
 JOBS = [(program, target) for target in CUDA_TARGETS for program in covering(programs(target, RELEASE))]
-# Bytes stored and loaded. In products, the threads that copy have few registers where TileLang gives them a
-# warp group of their own.
-SPILLED = {
-    "sm_100a": {
-        "gemm.grouped_linear_mxfp4": 16,
-        "gemm.grouped_swiglu_mxfp4": 16,
-        "sampling.sample_tokens": 48,
-    }
-}
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +26,4 @@ def reports(request: pytest.FixtureRequest) -> dict[Job, Report]:
 
 @pytest.mark.parametrize(("program", "target"), JOBS, ids=str)
 def test_compiles(program: Program, target: str, reports: dict[Job, Report]) -> None:
-    spilled_bytes = SPILLED.get(target, {}).get(program.factory.name, 0)
-    is_matrix = program.factory.uses_tensor_cores
-    check(reports[program, target], uses_tensor_cores=is_matrix, spilled_bytes=spilled_bytes)
+    check(reports[program, target], uses_tensor_cores=program.factory.uses_tensor_cores)

@@ -28,7 +28,7 @@ def kernel(width: int, num_streams: int, source: str, result: str):
         streams: T.Tensor((n, num_streams, width), result),
         pre: T.Tensor((n, num_streams), "float32"),
     ):
-        with T.Kernel(T.ceildiv(pieces, THREADS), n, threads=THREADS) as (part, row):
+        with T.Kernel(n, T.ceildiv(pieces, THREADS), threads=THREADS) as (row, part):  # y ends at 65,535
             piece = part * THREADS + T.get_thread_binding()
             values = T.alloc_local((lanes,), result)
             token = T.alloc_local((1,), "int32")
