@@ -14,7 +14,11 @@ from tilelang_ops.common.kernels import CUDA_TARGETS, Program
 from tilelang_ops.common.sizes import RELEASE
 
 pytestmark = pytest.mark.slow  # begun early, so that no other process takes a part of the file
-JOBS = [(program, target) for target in CUDA_TARGETS for program in covering(programs(target, RELEASE))]
+JOBS = [
+    (program, target)
+    for target in CUDA_TARGETS
+    for program in covering(programs(target, RELEASE), both_ends=target == CUDA_TARGETS[0])
+]
 
 
 @pytest.fixture(scope="module")
