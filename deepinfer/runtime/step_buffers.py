@@ -176,7 +176,9 @@ class _Region:
         if table is None:  # steps of one shape have the same
             if len(self._tables) >= MAX_TABLES:
                 self._tables.clear()
-            rows = self._table(places_of(record.packed.layout), fills, shapes)
+            places = places_of(record.packed.layout)
+            assert self._shapes.keys() <= places.keys(), f"{self._shapes.keys() - places.keys()}"
+            rows = self._table(places, fills, shapes)
             table = upload_one(np.array(rows, dtype=np.int32), self._words.device)
             self._tables[key] = table
         pad_inputs(record.packed.words, table, self._words)

@@ -23,11 +23,11 @@ from tilelang_ops.common.cuda_numerics import (
     fp8_scale_byte,
     magnitude_bits,
 )
+from tilelang_ops.common.packing import BLOCK
 
 CUBE_CORES = 32  # length of the grid; a device with fewer queues the rest
 ROWS = 128  # activation rows of a tile
 COLUMNS = 128  # weight rows of a tile: a packed block for each vector core
-BLOCK = 64  # weight rows and channels of a packed block
 STEP = 256  # channels of a step
 DEPTH = STEP // BLOCK
 HALF = ROWS // 2  # activation rows of a vector core

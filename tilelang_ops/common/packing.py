@@ -28,7 +28,7 @@ from torch import Tensor
 
 from tilelang_ops.common.numerics import decode_e2m1, decode_e8m0
 
-BLOCK = 64
+BLOCK = 64  # weight rows and channels of a packed block
 MAX_MXFP4_SCALE = 128  # 2^1: beyond it the decoders' factor exceeds bfloat16
 MAX_FP8_SCALE = 134  # 2^7
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from tests.kernels.gemm.weights import fp8_weight, mxfp4_weight, rounded_rows
 from tests.support.compare import assert_same_bits
 from tests.support.kernel_runs import KernelRunner
-from tilelang_ops.common.matrix import split_count
+from tilelang_ops.common.matrix_tiles import split_count
 from tilelang_ops.common.packing import pack_fp8, pack_mxfp4, split_float32, unpack_fp8, unpack_mxfp4
 from tilelang_ops.gemm.grouped_linear_mxfp4 import cuda as grouped_cuda
 from tilelang_ops.gemm.grouped_linear_mxfp4 import reference as grouped_reference

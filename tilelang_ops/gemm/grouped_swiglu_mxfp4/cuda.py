@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 
 from tilelang_ops.common.kernels import cuda_kernel
-from tilelang_ops.common.matrix import EXPERT_ROWS, expert_rows, matrix_program, tile
+from tilelang_ops.common.matrix import matrix_program
+from tilelang_ops.common.matrix_tiles import EXPERT_ROWS, expert_rows, tile
 
 
 @cuda_kernel(

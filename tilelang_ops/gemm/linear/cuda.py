@@ -4,14 +4,8 @@ import torch
 from torch import Tensor
 
 from tilelang_ops.common.kernels import CUDA_TARGETS, cuda_kernel
-from tilelang_ops.common.matrix import (
-    MANY_BLOCKS,
-    matrix_program,
-    split_count,
-    sum_program,
-    tile,
-    tile_rows,
-)
+from tilelang_ops.common.matrix import matrix_program, sum_program
+from tilelang_ops.common.matrix_tiles import MANY_BLOCKS, split_count, tile, tile_rows
 
 
 def shapes(model):

@@ -4,12 +4,11 @@ import torch
 from torch import Tensor
 
 from tilelang_ops.common.kernels import CUDA_TARGETS, cuda_kernel
-from tilelang_ops.common.matrix import (
+from tilelang_ops.common.matrix import matrix_program, sum_program
+from tilelang_ops.common.matrix_tiles import (
     FEW_ROWS,
     TILE_COSTS,
-    matrix_program,
     split_count,
-    sum_program,
     tile,
     tile_of_splits,
     tile_rows,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tilelang_ops.common.kernels import cuda_kernel
-from tilelang_ops.common.matrix import split_count
+from tilelang_ops.common.matrix_tiles import split_count
 from tilelang_ops.common.sizes import ModelSizes
 
 THREADS = 128
