@@ -84,6 +84,8 @@ def test_candidate_scores(run_kernel: KernelRunner) -> None:
     assert_same_bits(scores, expected)
     seen = torch.isfinite(candidates_reference.run(*arguments, blocks, 8))
     assert torch.equal(torch.isfinite(scores), seen)
+    wide = [a.float() if a is arguments[1] else a for a in arguments]
+    assert_same_bits(run_kernel(candidates_cuda, *wide, blocks, 8)[0], scores, "float32 weights")
 
 
 def test_sums_with_no_entry_do_not_overflow() -> None:
