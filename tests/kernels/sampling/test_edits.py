@@ -136,6 +136,8 @@ def test_confidence_head(run_kernel: KernelRunner, dtype: torch.dtype, hidden_si
             rtol=1e-5,
             atol=1e-30,
         )
+        wide, _ = run_kernel(confidence_cuda, hidden, markov_rows, weight.float(), *arguments[3:])
+        assert_same_bits(wide[0], logits)
         last, _ = run_kernel(confidence_cuda, hidden[:, -1:], markov_rows[:, -1:], *arguments[2:])
         assert_same_bits(last[0], logits[-1:])
         assert_same_bits(last[1], confidences[-1:])
