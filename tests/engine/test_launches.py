@@ -1,9 +1,14 @@
-"""What steps launch on a GPU: our programs and copies, no kernel of torch's own. Listed without a GPU."""
+"""What steps launch on a GPU: programs that are built ahead of time, and copies; no kernel of torch's own.
+
+Listed without a GPU.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Sequence
+from functools import cache
 
 import pytest
 import torch
@@ -28,6 +33,8 @@ from tests.support.forward_harness import ForwardHarness
 from tests.support.launch_list import META, Launches, listed, on_meta
 from tests.support.models import fold_map, load_config
 from tests.support.paths import MODELS
+from tilelang_ops.build import programs
+from tilelang_ops.common.sizes import ModelSizes
 
 SEQS, DRAFTS, CONTEXT = 8, 3, 1000
 ROWS = SEQS * (1 + DRAFTS)
@@ -124,8 +131,23 @@ def planned_behind(runner: ModelRunner, *, is_dealt: bool) -> Remap:
     return Remap(zeros(SEQS), zeros(SEQS), history, *odds)
 
 
+@cache
+def built_ahead() -> set[str]:
+    """What `python -m tilelang_ops.build` compiles for the model."""
+    config = json.loads((MODELS["v41-tiny"] / "config.json").read_text())
+    return {str(program) for program in programs("sm_90a", ModelSizes.from_config(config))}
+
+
+def is_for_float_weights(program: str) -> bool:
+    """For a layer whose weights this checkpoint has in float32 and the release in bfloat16."""
+    parts = ("gemm.linear(columns=3072", "gemm.linear(columns=1536", "gemm.linear.sum_parts(")
+    return program.startswith(parts) or "weight_dtype=float32" in program
+
+
 def check(launches: Launches, most_copies: int) -> None:
     assert launches.of_torch == []
+    unexpected = launches.with_sizes - built_ahead()
+    assert [program for program in sorted(unexpected) if not is_for_float_weights(program)] == []
     assert launches.num_copies <= most_copies
     assert len(launches.programs) > 150
 

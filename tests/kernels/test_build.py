@@ -24,7 +24,8 @@ TINY = V41_TINY / "config.json"
 
 def run_build(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int | str | None:
     """`python -m tilelang_ops.build` for one kernel; its exit status or message."""
-    command = ["build", "--target", TARGET, "--only", "engram.hash_ngrams", *map(str, arguments)]
+    command = ["build", "--target", TARGET, "--only", "engram.hash_ngrams", "--jobs", "1"]
+    command += map(str, arguments)  # later ones win
     monkeypatch.setattr(sys, "argv", command)
     with pytest.raises(SystemExit) as exit:
         build.main()
@@ -52,6 +53,19 @@ def test_a_second_run_builds_nothing(
     monkeypatch.setattr(build, "compile_program", lambda *args: pytest.fail("compiled again"))
     assert run_build(monkeypatch, "--out", library) == 0
     assert capsys.readouterr().out == f"{TARGET}: 0 kernels built, 1 kept, 0 failed\n"
+
+
+def test_jobs_are_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(build, "compile_program", lambda *args: pytest.fail("compiled here"))
+    arguments = ("--only", "kv_index.ring_index", "--jobs", "2", "--out", tmp_path)
+    assert run_build(monkeypatch, *arguments) == 0
+    assert capsys.readouterr().out == f"{TARGET}: 2 kernels built, 0 kept, 0 failed\n"
+    names = {
+        p.file_name(TARGET) for p in programs(TARGET, RELEASE) if p.factory.name == "kv_index.ring_index"
+    }
+    assert {path.name for path in tmp_path.iterdir()} == names and len(names) == 2
 
 
 def test_a_prebuilt_kernel_loads_without_a_compiler(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +133,7 @@ def test_the_configuration_of_a_model_decides_the_sizes(
     sizes = [p.sizes for p in programs(TARGET, model) if p.factory is cuda.kernel]
     assert sizes == [{"max_ngram": model.engram_max_ngram_size, "columns": model.engram_columns}]
     built = []
-    monkeypatch.setattr(build, "build", lambda program, *args: built.append(program.sizes) or True)
+    monkeypatch.setattr(build, "build", lambda program, *args: built.append(program.sizes))
     assert run_build(monkeypatch, "--config", TINY, "--out", tmp_path / "new" / "library") == 0
     assert built == sizes
 

@@ -37,11 +37,13 @@ class Launches:
 
     Attributes:
         programs: names of TileLang programs.
+        with_sizes: the same with their sizes, each once.
         of_torch: kernels of torch's own, by the operator and the line that called it.
         num_copies: whole copies, which a device makes without a kernel.
     """
 
     programs: list[str] = dataclasses.field(default_factory=list)
+    with_sizes: set[str] = dataclasses.field(default_factory=set)
     of_torch: list[str] = dataclasses.field(default_factory=list)
     num_copies: int = 0
 
@@ -73,11 +75,16 @@ def on_meta(value: Any, done: dict[int, Any] | None = None) -> Any:
 def listed() -> Iterator[Launches]:
     """Notes what is launched inside."""
     found = Launches()
+
+    def note(program: kernels.Program, arguments: tuple[Any, ...]) -> None:
+        found.programs.append(program.factory.name)
+        found.with_sizes.add(str(program))
+
     h200 = mock.Mock(multi_processor_count=132)
     with (
         mock.patch.dict(dispatch.BACKENDS, {"meta": "cuda"}),
         mock.patch.object(torch.cuda, "get_device_properties", return_value=h200),
-        kernels.running_with(lambda program, arguments: found.programs.append(program.factory.name)),
+        kernels.running_with(note),
         _Watch(found),
     ):
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 
@@ -12,6 +12,10 @@ class ModelSizes:
     """What compile-time sizes are made from; the names are those of the checkpoint's `config.json`.
 
     `RELEASE` has the numbers of DeepSeek-V4.1-Flash.
+
+    Attributes:
+        resident_experts: experts of a layer, and of a layer of the drafter, that one rank of an
+            expert-parallel group holds; not of the configuration, empty without such a group.
     """
 
     vocab_size: int
@@ -43,6 +47,7 @@ class ModelSizes:
     dspark_n_routed_experts: int
     dspark_num_experts_per_tok: int
     dspark_num_targets: int
+    resident_experts: tuple[int, ...] = ()
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> ModelSizes:
@@ -57,13 +62,20 @@ class ModelSizes:
             "engram_tables": len(text["engram_layer_ids"]),
             "dspark_num_targets": len(text["dspark_target_layer_ids"]),
         }
-        names = (name for name in cls.__dataclass_fields__ if name not in derived)
-        return cls(**{name: text[name] for name in names}, **derived)
+        required = (f.name for f in fields(cls) if f.default is MISSING and f.name not in derived)
+        return cls(**{name: text[name] for name in required}, **derived)
 
     @property
     def engram_columns(self) -> int:
         """Table rows that a token looks up."""
         return (self.engram_max_ngram_size - 1) * self.engram_n_heads
+
+    @property
+    def expert_sorts(self) -> list[tuple[int, int]]:
+        """(experts, slots of a row) of grouped products: the model's, the drafter's, a rank's of both."""
+        slots = (self.num_experts_per_tok, self.dspark_num_experts_per_tok)
+        whole = (self.n_routed_experts, self.dspark_n_routed_experts)
+        return [*zip(whole, slots, strict=True), *zip(self.resident_experts, slots, strict=False)]
 
     @property
     def ratios(self) -> tuple[int, ...]:

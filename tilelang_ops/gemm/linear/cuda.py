@@ -14,6 +14,7 @@ def shapes(model):
     return [
         (model.vocab_size, hidden, 1, "float32"),
         (model.n_routed_experts, hidden, 1, "float32"),
+        (model.dspark_n_routed_experts, hidden, 1, "float32"),
         (model.index_n_heads, hidden, 1, "bfloat16"),
         (model.index_head_dim, model.head_dim, 1, "bfloat16"),
         (2 * model.head_dim, hidden, 1, "float32"),

@@ -65,7 +65,9 @@ def kernel(width: int, lanes: int, depth: int, result: str):
     return gather_dequantize
 
 
-@cuda_kernel(builds=lambda model: [])
+@cuda_kernel(
+    builds=lambda model: [{"width": model.dspark_markov_rank, "source": "bfloat16", "result": "bfloat16"}]
+)
 def gather_rows(width: int, source: str, result: str):
     """Rows without scales."""
     n, rows = T.dynamic("n"), T.dynamic("rows", "int64")

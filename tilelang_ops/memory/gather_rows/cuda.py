@@ -18,6 +18,7 @@ def _builds(model: ModelSizes) -> list[dict[str, Any]]:
     hidden, streams = model.hidden_size, model.hc_mult
     narrowing = {
         2 * hidden,  # an activation
+        2 * (model.q_lora_rank + model.head_dim),
         2 * streams * hidden,
         4 * streams,
         4 * streams * streams,
@@ -28,6 +29,7 @@ def _builds(model: ModelSizes) -> list[dict[str, Any]]:
         4 * model.engram_columns,
         4,
         8,
+        1,  # flags
     }
     found = [("int64", row_bytes) for row_bytes in sorted(narrowing)]
     found.append(("int32", 2 * model.qk_rope_head_dim))

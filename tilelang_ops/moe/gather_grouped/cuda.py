@@ -21,10 +21,7 @@ PLACES = 4  # of a block
 @cuda_kernel(
     builds=lambda model: [
         {"width": model.hidden_size // 4, "num_slots": slots, "num_experts": experts, "rounds": rounds}
-        for slots, experts in (
-            (model.num_experts_per_tok, model.n_routed_experts),
-            (model.dspark_num_experts_per_tok, model.dspark_n_routed_experts),
-        )
+        for experts, slots in model.expert_sorts
         for rounds in (FEW_ROUNDS, ROUNDS)
     ]
 )

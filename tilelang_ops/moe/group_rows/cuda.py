@@ -19,8 +19,8 @@ THREADS = WARPS * 32
 ONE_BLOCK_ROUNDS, ROUNDS = 8, 4  # times 32 slots are the stretch of a warp
 
 
-def _experts(model: ModelSizes) -> tuple[int, int]:
-    return model.n_routed_experts, model.dspark_n_routed_experts
+def _experts(model: ModelSizes) -> list[int]:
+    return sorted({experts for experts, _ in model.expert_sorts})
 
 
 @cuda_kernel(builds=lambda model: [{"num_experts": experts, "rounds": ROUNDS} for experts in _experts(model)])

@@ -26,12 +26,17 @@ PLAIN_WIDTHS = (512, 128, 64, 32)  # channels of a vector where nothing but grou
 
 def _builds(model: ModelSizes) -> list[dict[str, Any]]:
     pairs = model.qk_rope_head_dim // 2
+    plain = {_plain_width(width) for width in (model.hidden_size, model.o_groups * model.o_lora_rank)}
     sizes = [
-        {"width": PLAIN_WIDTHS[0], "format": "fp8", "pairs": 0, "heads": 1},
+        *({"width": width, "format": "fp8", "pairs": 0, "heads": 1} for width in sorted(plain)),
         {"width": model.head_dim, "format": "fp8", "pairs": pairs, "heads": model.num_attention_heads},
         {"width": model.index_head_dim, "format": "mxfp4", "pairs": pairs, "heads": model.index_n_heads},
     ]
     return [{"source": "bfloat16", **size} for size in sizes]
+
+
+def _plain_width(width: int) -> int:
+    return next(w for w in PLAIN_WIDTHS if width % w == 0)
 
 
 @cuda_kernel(builds=_builds)
@@ -114,7 +119,7 @@ def run(x: Tensor, format: str, rotation: Rotation | None) -> Tensor:
     out = torch.empty_like(x)
     heads = x.numel() // (width * x.shape[0])
     if rotation is None:
-        width = next(w for w in PLAIN_WIDTHS if width % w == 0)
+        width = _plain_width(width)
         heads = 1
     program = kernel(
         source=str(x.dtype).removeprefix("torch."),

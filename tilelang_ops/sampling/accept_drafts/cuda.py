@@ -8,7 +8,7 @@ from tilelang_ops.common.kernels import cuda_kernel
 THREADS = 64
 
 
-@cuda_kernel(builds=lambda model: [{"width": model.dspark_block_size + 1}])
+@cuda_kernel(builds=lambda model: [{"width": drafts + 1} for drafts in range(1, model.dspark_block_size + 1)])
 def kernel(width: int):
     num_rows, num_seqs, num_offsets = T.dynamic("num_rows"), T.dynamic("num_seqs"), T.dynamic("num_offsets")
 

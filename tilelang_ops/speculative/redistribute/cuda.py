@@ -15,7 +15,8 @@ THREADS = 128
 
 @cuda_kernel(
     builds=lambda model: [
-        {"width": model.dspark_block_size, "has_limits": True, "has_odds": True},
+        {"width": drafts, "has_limits": True, "has_odds": True}
+        for drafts in range(1, model.dspark_block_size + 1)
     ]
 )
 def kernel(width: int, has_limits: bool, has_odds: bool):
