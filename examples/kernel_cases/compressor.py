@@ -5,38 +5,51 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from examples.kernel_cases.case import Case
+from examples.kernel_cases.case import Case, near, seeded
 from tilelang_ops.compressor import pool_groups
+from tilelang_ops.compressor.pool_groups import reference
 
 WIDTH, RING, RATIO = 512, 7, 2
 
 
-def cases() -> list[Case]:
+def cases(small: bool = False) -> list[Case]:
     """The cases of this family."""
-    return [_pool(rows, length) for rows, length in ((256, 4), (4096, 1024))]
+    sizes = ((8, 4), (48, 16)) if small else ((256, 4), (4096, 1024))
+    return [_pool(*size) for size in sizes]
 
 
 def _pool(rows: int, length: int) -> Case:
     num_seqs = rows // length
 
     def make(seed: int) -> tuple[Tensor, ...]:
-        generator = torch.Generator("cuda").manual_seed(seed)
-        states = torch.randn(rows, 2, WIDTH, generator=generator, device="cuda")
-        pool = torch.randn(num_seqs, RING, 2, WIDTH, generator=generator, device="cuda")
-        within = torch.arange(length, device="cuda").repeat(num_seqs)
+        generator = seeded(seed)
+        states = torch.randn(rows, 2, WIDTH, generator=generator)
+        pool = torch.randn(num_seqs, RING, 2, WIDTH, generator=generator)
+        within = torch.arange(length).repeat(num_seqs)
         positions = (within + 8).int()  # whole groups
-        slots = torch.arange(num_seqs, device="cuda").repeat_interleave(length)
+        slots = torch.arange(num_seqs).repeat_interleave(length)
         ends = ((positions + 1) % RATIO == 0).nonzero().flatten()
         return states, pool, ends, positions, slots, within, length - 1 - within
 
-    def run(*args: Tensor) -> Tensor:
-        return pool_groups(*args, RATIO, torch.bfloat16)
+    last = min(length, RING)  # rows of a sequence that its ring keeps
 
-    def in_torch(states: Tensor, *rest: Tensor) -> Tensor:
+    def run(*args: Tensor) -> tuple[Tensor, Tensor]:
+        return pool_groups(*args, RATIO, torch.bfloat16), args[1]
+
+    def in_torch(
+        states: Tensor, pool: Tensor, _: Tensor, positions: Tensor, slots: Tensor, *rest: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        kept, position, slot = (
+            x.unflatten(0, (num_seqs, length))[:, -last:] for x in (states, positions, slots)
+        )
+        pool[slot, position % RING] = kept
         groups = states.unflatten(0, (-1, RATIO))
-        return (groups[:, :, 0].softmax(dim=1) * groups[:, :, 1]).sum(1).bfloat16()
+        return (groups[:, :, 0].softmax(dim=1) * groups[:, :, 1]).sum(1).bfloat16(), pool
 
-    kept = num_seqs * min(length, RING)
+    def expected(*args: Tensor) -> tuple[Tensor, Tensor]:
+        return reference.run(*args, RATIO, torch.bfloat16), args[1]
+
+    kept = num_seqs * last
     return Case(
         op="compressor.pool_groups",
         size=f"{num_seqs} sequences of {length} rows",
@@ -45,7 +58,5 @@ def _pool(rows: int, length: int) -> Case:
         make=make,
         run=run,
         torch=in_torch,
-        check=lambda out, args: torch.testing.assert_close(
-            out.float(), in_torch(*args).float(), rtol=2.0**-7, atol=1e-5
-        ),
+        check=near(expected, rtol=2.0**-7, atol=1e-5),
     )

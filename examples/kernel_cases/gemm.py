@@ -8,38 +8,42 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from examples.kernel_cases.case import Case
+from examples.kernel_cases.case import Case, Check, seeded
 from tilelang_ops.common.packing import pack_fp8, pack_mxfp4, split_float32, unpack_fp8, unpack_mxfp4
 from tilelang_ops.gemm import grouped_linear_mxfp4, grouped_swiglu_mxfp4, linear, linear_fp8
 
-HIDDEN, INNER, EXPERTS = 5120, 2304, 7
+EXPERTS = 7
 DENSE = ((1792, 5120, 1), (32768, 1280, 1), (5120, 8192, 1), (4608, 5120, 1), (1024, 4096, 8))
 
 
-def cases() -> list[Case]:
+def cases(small: bool = False) -> list[Case]:
     """The cases of this family."""
-    dense = [_fp8(rows, *shape) for rows in (32, 256, 1024, 4096) for shape in DENSE]
-    experts = [c for rows in (7, 55, 512) for c in (_first(rows), _second(rows))]
-    head = [_linear(rows, 129280, HIDDEN, 1) for rows in (64, 256, 1536)]
-    small = [_linear(256, 384, HIDDEN, 1), _linear(256, 1024, HIDDEN, 1), _linear(256, 24, 4 * HIDDEN, 3)]
-    return dense + experts + head + small
-
-
-def _random(seed: int) -> torch.Generator:
-    return torch.Generator("cuda").manual_seed(seed)
+    if small:
+        hidden, inner, vocab, rows, expert_rows = 128, 64, 200, (3,), (3,)
+        dense_shapes: tuple[tuple[int, int, int], ...] = ((128, 64, 1), (64, 64, 3))
+    else:
+        hidden, inner, vocab, rows, expert_rows = 5120, 2304, 129280, (32, 256, 1024, 4096), (7, 55, 512)
+        dense_shapes = DENSE
+    dense = [_fp8(n, *shape) for n in rows for shape in dense_shapes]
+    experts = [c for n in expert_rows for c in (_first(n, hidden, inner), _second(n, hidden, inner))]
+    head = [_linear(n, vocab, hidden, 1) for n in (64, 256, 1536)]
+    router = [_linear(256, 384, hidden, 1), _linear(256, 1024, hidden, 1)]
+    return dense + experts + head + router + [_linear(256, 24, 4 * hidden, 3)]
 
 
 def _rows(num_rows: int, width: int, generator: torch.Generator) -> Tensor:
-    return torch.randn(num_rows, width, generator=generator, device="cuda").bfloat16()
+    return torch.randn(num_rows, width, generator=generator).bfloat16()
 
 
 def _bytes(*shape: int, generator: torch.Generator) -> Tensor:
-    return torch.randint(0, 256, shape, generator=generator, device="cuda", dtype=torch.uint8)
+    return torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
 
 
-def _close(expected: Callable[..., Tensor]) -> Callable[[Any, tuple[Any, ...]], None]:
+def _close(meaning: Callable[..., Tensor]) -> Check:
+    """Close to the operator's meaning, with the sums of any order."""
+
     def check(out: Tensor, args: tuple[Any, ...]) -> None:
-        exact = expected(*args).float()
+        exact = meaning(*args).float()
         torch.testing.assert_close(out.float(), exact, rtol=2.0**-6, atol=float(exact.std()) * 2.0**-7)
 
     return check
@@ -47,10 +51,10 @@ def _close(expected: Callable[..., Tensor]) -> Callable[[Any, tuple[Any, ...]], 
 
 def _fp8(rows: int, columns: int, width: int, groups: int) -> Case:
     def make(seed: int) -> tuple[Tensor, Tensor, Tensor]:
-        generator = _random(seed)
+        generator = seeded(seed)
         codes = _bytes(groups, columns, width, generator=generator)
         codes[(codes & 0x7F) == 0x7F] = 0
-        scales = torch.full((groups, columns // 32, width // 32), 118, dtype=torch.uint8, device="cuda")
+        scales = torch.full((groups, columns // 32, width // 32), 118, dtype=torch.uint8)
         packed = pack_fp8(codes, scales)
         return _rows(rows, groups * width, generator), packed, unpack_fp8(packed).bfloat16()
 
@@ -71,12 +75,12 @@ def _fp8(rows: int, columns: int, width: int, groups: int) -> Case:
 
 
 def _experts(rows: int, columns: int, width: int, gated: bool, seed: int) -> tuple[Tensor, ...]:
-    generator = _random(seed)
+    generator = seeded(seed)
     codes = _bytes(EXPERTS, columns, width // 2, generator=generator)
-    scales = torch.full((EXPERTS, columns, width // 32), 120, dtype=torch.uint8, device="cuda")
+    scales = torch.full((EXPERTS, columns, width // 32), 120, dtype=torch.uint8)
     packed = pack_mxfp4(codes, scales, gated=gated)
-    offsets = torch.arange(EXPERTS + 1, dtype=torch.int32, device="cuda") * rows
-    factors = torch.rand(EXPERTS * rows, generator=generator, device="cuda")
+    offsets = torch.arange(EXPERTS + 1, dtype=torch.int32) * rows
+    factors = torch.rand(EXPERTS * rows, generator=generator)
     weights = unpack_mxfp4(packed, gated=gated).bfloat16()
     return _rows(EXPERTS * rows, width, generator), packed, offsets, factors, weights
 
@@ -89,7 +93,7 @@ def _expert_bytes(columns: int, width: int) -> int:
     return EXPERTS * (columns * width // 2 + columns * width // 32)
 
 
-def _first(rows: int) -> Case:
+def _first(rows: int, hidden: int, inner: int) -> Case:
     def in_torch(x: Tensor, _: Tensor, offsets: Tensor, factors: Tensor, weights: Tensor) -> Tensor:
         gate, up = _product(x, offsets, weights).float().chunk(2, 1)
         gate, up = gate.clamp(max=10.0), up.clamp(-10.0, 10.0)
@@ -97,29 +101,29 @@ def _first(rows: int) -> Case:
 
     return Case(
         op="gemm.grouped_swiglu_mxfp4",
-        size=f"{EXPERTS} experts x {rows} rows, {HIDDEN} to 2 x {INNER}",
-        bytes=_expert_bytes(2 * INNER, HIDDEN) + 2 * EXPERTS * rows * (HIDDEN + INNER),
-        flops=2 * EXPERTS * rows * 2 * INNER * HIDDEN,
-        make=lambda seed: _experts(rows, 2 * INNER, HIDDEN, True, seed),
+        size=f"{EXPERTS} experts x {rows} rows, {hidden} to 2 x {inner}",
+        bytes=_expert_bytes(2 * inner, hidden) + 2 * EXPERTS * rows * (hidden + inner),
+        flops=2 * EXPERTS * rows * 2 * inner * hidden,
+        make=lambda seed: _experts(rows, 2 * inner, hidden, True, seed),
         run=lambda x, packed, offsets, factors, _: grouped_swiglu_mxfp4(
-            x, packed, offsets, factors, 10.0, INNER, round_output=False
+            x, packed, offsets, factors, 10.0, inner, round_output=False
         ),
         torch=in_torch,
         check=_close(in_torch),
     )
 
 
-def _second(rows: int) -> Case:
+def _second(rows: int, hidden: int, inner: int) -> Case:
     def in_torch(x: Tensor, _: Tensor, offsets: Tensor, __: Tensor, weights: Tensor) -> Tensor:
         return _product(x, offsets, weights)
 
     return Case(
         op="gemm.grouped_linear_mxfp4",
-        size=f"{EXPERTS} experts x {rows} rows, {INNER} to {HIDDEN}",
-        bytes=_expert_bytes(HIDDEN, INNER) + 2 * EXPERTS * rows * (HIDDEN + INNER),
-        flops=2 * EXPERTS * rows * INNER * HIDDEN,
-        make=lambda seed: _experts(rows, HIDDEN, INNER, False, seed),
-        run=lambda x, packed, offsets, _, __: grouped_linear_mxfp4(x, packed, offsets, HIDDEN),
+        size=f"{EXPERTS} experts x {rows} rows, {inner} to {hidden}",
+        bytes=_expert_bytes(hidden, inner) + 2 * EXPERTS * rows * (hidden + inner),
+        flops=2 * EXPERTS * rows * inner * hidden,
+        make=lambda seed: _experts(rows, hidden, inner, False, seed),
+        run=lambda x, packed, offsets, _, __: grouped_linear_mxfp4(x, packed, offsets, hidden),
         torch=in_torch,
         check=_close(in_torch),
     )
@@ -127,8 +131,8 @@ def _second(rows: int) -> Case:
 
 def _linear(rows: int, columns: int, width: int, parts: int) -> Case:
     def make(seed: int) -> tuple[Tensor, Tensor, Tensor]:
-        generator = _random(seed)
-        weight = torch.randn(columns, width, generator=generator, device="cuda") / 64
+        generator = seeded(seed)
+        weight = torch.randn(columns, width, generator=generator) / 64
         return (
             _rows(rows, width, generator),
             split_float32(weight) if parts > 1 else weight.bfloat16(),

@@ -2,51 +2,93 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from examples.kernel_cases.case import Case
+from examples.kernel_cases.case import Case, Check, equal, seeded
 from tilelang_ops.common.numerics import decode_mxfp4
 from tilelang_ops.indexer import candidate_scores, index_scores
 from tilelang_ops.kv_index import candidate_blocks, select_entries
 
 HEADS, WIDTH, ENTRIES = 32, 128, 128
-TOPK, BLOCK, NUM_BLOCKS = 512, 8, 2048
+TOPK, BLOCK = 512, 8
+TABLE_BYTES = 1 << 30  # of what the work in torch makes of keys at once
 
 
-def cases() -> list[Case]:
+def cases(small: bool = False) -> list[Case]:
     """The cases of this family."""
+    if small:
+        return [
+            _scores(2, 2, 512),
+            _candidates(2, 2, 1024, 40),
+            _select(3, 1024),
+            _blocks(3, 1024, 40),
+            _chosen(3, 80),
+        ]
     scores = [_scores(64, 4, 131072), _scores(64, 4, 16384), _scores(1, 1024, 16384)]
-    choices = [*(_select(256, width) for width in (16384, 131072)), _blocks(256, 131072)]
-    return [*scores, _candidates(64, 4, 131072), *choices, _chosen(256)]
+    choices = [*(_select(256, width) for width in (16384, 131072)), _blocks(256, 131072, 2048)]
+    return [*scores, _candidates(64, 4, 131072, 2048), *choices, _chosen(256, 2048)]
 
 
 def _keys(seed: int, sequences: int, rows: int, keys: int) -> tuple[Tensor, ...]:
     """Arguments of `index_scores` in front of the width."""
     blocks = sequences * keys // ENTRIES
-    generator = torch.Generator("cuda").manual_seed(seed)
+    generator = seeded(seed)
 
     def numbers(high: int, *shape: int) -> Tensor:
-        return torch.randint(0, high, shape, generator=generator, device="cuda", dtype=torch.uint8)
+        return torch.randint(0, high, shape, generator=generator, dtype=torch.uint8)
 
-    q = torch.randint(-6, 7, (sequences * rows, HEADS, WIDTH), generator=generator, device="cuda").bfloat16()
-    weights = torch.randn(sequences * rows, HEADS, generator=generator, device="cuda").bfloat16() / 64
+    q = torch.randint(-6, 7, (sequences * rows, HEADS, WIDTH), generator=generator).bfloat16()
+    weights = torch.randn(sequences * rows, HEADS, generator=generator).bfloat16() / 64
     codes, scales = numbers(256, blocks, ENTRIES, 64), 120 + numbers(8, blocks, ENTRIES, 4)
-    tables = torch.randperm(blocks, generator=generator, device="cuda").int().view(sequences, -1)
-    row_seq = torch.arange(sequences, device="cuda").repeat_interleave(rows).int()
+    tables = torch.randperm(blocks, generator=generator).int().view(sequences, -1)
+    row_seq = torch.arange(sequences).repeat_interleave(rows).int()
     return q, weights, codes, scales, tables, row_seq, torch.full_like(row_seq, keys)
+
+
+def _weighted(q: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
+    """Scores of [batch, rows, heads, width] queries for [batch, keys, width]."""
+    products = torch.einsum("brhd,bkd->brhk", q, keys).relu_()
+    return torch.einsum("brh,brhk->brk", weights, products)
+
+
+def _near_exact(keys_of: Callable[..., Tensor], rtol: float, atol: float) -> Check:
+    """The first and the last row are like a computation in float64; (row, arguments) -> its keys."""
+
+    def check(out: Tensor, args: tuple[Any, ...]) -> None:
+        q, weights = args[:2]
+        for row in (0, q.shape[0] - 1):
+            exact = _weighted(
+                *(x[row].double()[None, None] for x in (q, weights)), keys_of(row, *args).double()[None]
+            )
+            torch.testing.assert_close(out[row].double(), exact[0, 0], rtol=rtol, atol=atol)
+
+    return check
 
 
 def _scores(sequences: int, rows: int, keys: int) -> Case:
     """`rows` queries of each of `sequences` sequences that have `keys` keys each."""
+    at_once = max(1, TABLE_BYTES // (4 * WIDTH * keys))
 
-    def check(out: Tensor, arguments: tuple[Tensor, ...]) -> None:
-        q, weights, codes, scales, tables, row_seq, _, _ = arguments
-        for row in (0, q.shape[0] - 1):
-            blocks = tables[row_seq[row]].long()
-            key = decode_mxfp4(codes[blocks], scales[blocks]).flatten(0, 1).double()
-            expected = weights[row].double() @ (q[row].double() @ key.T).relu()
-            torch.testing.assert_close(out[row].double(), expected, rtol=1e-4, atol=1e-3)
+    def in_torch(
+        q: Tensor, weights: Tensor, codes: Tensor, scales: Tensor, tables: Tensor, *rest: Any
+    ) -> Tensor:
+        q, weights = (x.unflatten(0, (sequences, rows)) for x in (q, weights))
+        parts = zip(*(x.split(at_once) for x in (q, weights, tables)), strict=True)
+        scores = [
+            _weighted(q, w, decode_mxfp4(codes[table], scales[table]).bfloat16().flatten(1, 2))
+            for q, w, table in parts
+        ]
+        return torch.cat(scores).float().flatten(0, 1)
+
+    def keys_of(
+        row: int, q: Tensor, _: Tensor, codes: Tensor, scales: Tensor, tables: Tensor, *rest: Any
+    ) -> Tensor:
+        blocks = tables[row // rows].long()
+        return decode_mxfp4(codes[blocks], scales[blocks]).flatten(0, 1)
 
     return Case(
         op="indexer.index_scores",
@@ -55,48 +97,60 @@ def _scores(sequences: int, rows: int, keys: int) -> Case:
         flops=2 * sequences * rows * keys * HEADS * WIDTH,
         make=lambda seed: (*_keys(seed, sequences, rows, keys), keys),
         run=index_scores,
-        torch=None,
-        check=check,
+        torch=in_torch,
+        check=_near_exact(keys_of, rtol=1e-4, atol=1e-3),
+        check_torch=_near_exact(keys_of, rtol=2.0**-7, atol=0.1),  # products and sums are rounded to bfloat16
     )
 
 
-def _candidates(sequences: int, rows: int, keys: int) -> Case:
+def _candidates(sequences: int, rows: int, keys: int, num_blocks: int) -> Case:
     """Scores of each row's own candidate blocks; keys are counted for each row."""
+    chosen = num_blocks * BLOCK  # of a row
+    at_once = max(1, TABLE_BYTES // (4 * WIDTH * chosen))
 
-    def make(seed: int) -> tuple[Tensor, ...]:
-        generator = torch.Generator("cuda").manual_seed(seed)
-        order = torch.rand(sequences * rows, keys // BLOCK, generator=generator, device="cuda").argsort(dim=1)
-        blocks = order[:, :NUM_BLOCKS].sort(dim=1).values.int()
+    def make(seed: int) -> tuple[Any, ...]:
+        order = torch.rand(sequences * rows, keys // BLOCK, generator=seeded(seed)).argsort(dim=1)
+        blocks = order[:, :num_blocks].sort(dim=1).values.int()
         return *_keys(seed, sequences, rows, keys), blocks, BLOCK
 
-    def check(out: Tensor, arguments: tuple[Tensor, ...]) -> None:
-        entries = (arguments[7][:, :, None] * BLOCK + torch.arange(BLOCK, device="cuda")).flatten(1)
-        assert torch.equal(out, index_scores(*arguments[:7], keys).gather(1, entries.long()))
+    def keys_of(rows: Tensor, q: Tensor, _: Tensor, *rest: Any) -> Tensor:
+        codes, scales, tables, row_seq, _, blocks, _ = rest
+        entry = (blocks[rows][:, :, None] * BLOCK + torch.arange(BLOCK, device=q.device)).flatten(1)
+        block = tables[row_seq[rows]].gather(1, entry // ENTRIES)
+        return decode_mxfp4(codes[block, entry % ENTRIES], scales[block, entry % ENTRIES])
 
-    chosen = sequences * rows * NUM_BLOCKS * BLOCK
+    def in_torch(q: Tensor, weights: Tensor, *rest: Any) -> Tensor:
+        parts = torch.arange(q.shape[0], device=q.device).split(at_once)
+        scores = [
+            _weighted(q[r][:, None], weights[r][:, None], keys_of(r, q, weights, *rest).bfloat16())
+            for r in parts
+        ]
+        return torch.cat(scores).squeeze(1).float()
+
+    def keys_of_row(row: int, q: Tensor, *rest: Any) -> Tensor:
+        return keys_of(torch.tensor([row], device=q.device), q, *rest)[0]
+
     return Case(
         op="indexer.candidate_scores",
-        size=f"{sequences} sequences of {rows} rows, {NUM_BLOCKS} blocks of {BLOCK} each",
-        bytes=chosen * (68 + 4) + sequences * rows * HEADS * WIDTH * 2,
-        flops=2 * chosen * HEADS * WIDTH,
+        size=f"{sequences} sequences of {rows} rows, {num_blocks} blocks of {BLOCK} each",
+        bytes=sequences * rows * (chosen * (68 + 4) + HEADS * WIDTH * 2),
+        flops=2 * sequences * rows * chosen * HEADS * WIDTH,
         make=make,
         run=candidate_scores,
-        torch=None,
-        check=check,
+        torch=in_torch,
+        check=_near_exact(keys_of_row, rtol=1e-4, atol=1e-3),
+        check_torch=_near_exact(keys_of_row, rtol=2.0**-7, atol=0.1),
     )
 
 
 def _row_scores(seed: int, rows: int, width: int) -> Tensor:
-    generator = torch.Generator("cuda").manual_seed(seed)
-    return torch.randn(rows, width, generator=generator, device="cuda")
+    generator = seeded(seed)
+    return torch.randn(rows, width, generator=generator)
 
 
 def _select(rows: int, width: int) -> Case:
     def in_torch(scores: Tensor) -> Tensor:
         return scores.topk(TOPK, dim=1).indices.sort(dim=1).values.int()
-
-    def check(out: Tensor, arguments: tuple[Tensor, ...]) -> None:
-        assert torch.equal(out, in_torch(*arguments))
 
     return Case(
         op="kv_index.select_entries",
@@ -106,55 +160,51 @@ def _select(rows: int, width: int) -> Case:
         make=lambda seed: (_row_scores(seed, rows, width),),
         run=lambda scores: select_entries(scores, TOPK),
         torch=in_torch,
-        check=check,
+        check=equal(in_torch),
     )
 
 
-def _blocks(rows: int, width: int) -> Case:
+def _blocks(rows: int, width: int, num_blocks: int) -> Case:
     def make(seed: int) -> tuple[Tensor, Tensor]:
-        return _row_scores(seed, rows, width), torch.full((rows,), width, dtype=torch.int32, device="cuda")
+        return _row_scores(seed, rows, width), torch.full((rows,), width, dtype=torch.int32)
 
     def in_torch(scores: Tensor, _: Tensor) -> Tensor:
         maxima = scores.view(rows, -1, BLOCK).amax(-1)
         maxima[:, -1] = torch.inf
-        return maxima.topk(NUM_BLOCKS, dim=1).indices.sort(dim=1).values.int()
-
-    def check(out: Tensor, arguments: tuple[Tensor, Tensor]) -> None:
-        assert torch.equal(out, in_torch(*arguments))
+        return maxima.topk(num_blocks, dim=1).indices.sort(dim=1).values.int()
 
     return Case(
         op="kv_index.candidate_blocks",
-        size=f"{NUM_BLOCKS} blocks of {BLOCK} among {width}, {rows} rows",
-        bytes=rows * (width + NUM_BLOCKS) * 4,
+        size=f"{num_blocks} blocks of {BLOCK} among {width}, {rows} rows",
+        bytes=rows * (width + num_blocks) * 4,
         flops=0,
         make=make,
-        run=lambda scores, visible: candidate_blocks(scores, visible, BLOCK, NUM_BLOCKS),
+        run=lambda scores, visible: candidate_blocks(scores, visible, BLOCK, num_blocks),
         torch=in_torch,
-        check=check,
+        check=equal(in_torch),
     )
 
 
-def _chosen(rows: int) -> Case:
+def _chosen(rows: int, num_blocks: int) -> Case:
     """The best entries among those of candidate blocks."""
-    width = NUM_BLOCKS * BLOCK
+    width = num_blocks * BLOCK
 
     def make(seed: int) -> tuple[Tensor, Tensor]:
-        generator = torch.Generator("cuda").manual_seed(seed)
-        blocks = torch.rand(rows, 4 * NUM_BLOCKS, generator=generator, device="cuda").argsort(dim=1)
-        return _row_scores(seed, rows, width), blocks[:, :NUM_BLOCKS].sort(dim=1).values.int()
+        generator = seeded(seed)
+        blocks = torch.rand(rows, 4 * num_blocks, generator=generator).argsort(dim=1)
+        return _row_scores(seed, rows, width), blocks[:, :num_blocks].sort(dim=1).values.int()
 
-    def check(out: Tensor, arguments: tuple[Tensor, Tensor]) -> None:
-        scores, blocks = arguments
+    def in_torch(scores: Tensor, blocks: Tensor) -> Tensor:
         columns = scores.topk(TOPK, dim=1).indices.sort(dim=1).values
-        assert torch.equal(out, (blocks.gather(1, columns // BLOCK) * BLOCK + columns % BLOCK).int())
+        return (blocks.gather(1, columns // BLOCK) * BLOCK + columns % BLOCK).int()
 
     return Case(
         op="kv_index.select_entries",
-        size=f"{TOPK} entries of {NUM_BLOCKS} blocks of {BLOCK}, {rows} rows",
+        size=f"{TOPK} entries of {num_blocks} blocks of {BLOCK}, {rows} rows",
         bytes=rows * (width + 2 * TOPK) * 4,
         flops=0,
         make=make,
         run=lambda scores, blocks: select_entries(scores, TOPK, blocks, BLOCK),
-        torch=None,
-        check=check,
+        torch=in_torch,
+        check=equal(in_torch),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from examples.kernel_cases.case import Case
+from examples.kernel_cases.case import Case, alike, equal, near, seeded
 from tilelang_ops.moe import (
     GroupedInputs,
     GroupedRows,
@@ -16,24 +16,24 @@ from tilelang_ops.moe import (
     swiglu,
     swiglu_quantize,
 )
+from tilelang_ops.moe.combine_slots import reference as combine_reference
+from tilelang_ops.moe.gather_grouped import reference as gather_reference
 from tilelang_ops.moe.group_rows import reference as group_reference
+from tilelang_ops.moe.swiglu import reference as swiglu_reference
+from tilelang_ops.moe.swiglu_quantize import reference as swiglu_quantize_reference
 
 WIDTH, HIDDEN, EXPERTS, SELECTED = 2304, 5120, 384, 6
 RESIDENT = 7  # experts of a rank
 
 
-def cases() -> list[Case]:
+def cases(small: bool = False) -> list[Case]:
     """The cases of this family."""
     kinds = (_swiglu, _swiglu_quantize, _route, _group, _gather, _combine)
-    return [kind(rows) for kind in kinds for rows in (256, 4096)]
-
-
-def _generator(seed: int) -> torch.Generator:
-    return torch.Generator("cuda").manual_seed(seed)
+    return [kind(rows) for kind in kinds for rows in ((5,) if small else (256, 4096))]
 
 
 def _gate_up(rows: int, seed: int) -> Tensor:
-    return torch.randn(rows, 2 * WIDTH, generator=_generator(seed), device="cuda").bfloat16()
+    return torch.randn(rows, 2 * WIDTH, generator=seeded(seed)).bfloat16()
 
 
 def _in_torch(x: Tensor) -> Tensor:
@@ -50,13 +50,16 @@ def _swiglu(rows: int) -> Case:
         make=lambda seed: (_gate_up(rows, seed),),
         run=lambda x: swiglu(x, 10.0, torch.bfloat16),
         torch=_in_torch,
-        check=lambda out, args: torch.testing.assert_close(
-            out.float(), _in_torch(args[0].float()), rtol=2.0**-7, atol=1e-5
+        check=near(
+            lambda x: swiglu_reference.run(x, 10.0, torch.float32, None), rtol=1.5 * 2.0**-7, atol=1e-5
         ),
     )
 
 
 def _swiglu_quantize(rows: int) -> Case:
+    def in_torch(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        return swiglu_quantize_reference.run(x, 10.0, weight, None)
+
     return Case(
         op="moe.swiglu_quantize",
         size=f"{rows * SELECTED} slots, {WIDTH} channels to FP8",
@@ -64,18 +67,18 @@ def _swiglu_quantize(rows: int) -> Case:
         flops=0,
         make=lambda seed: (
             _gate_up(rows * SELECTED, seed),
-            torch.rand(rows * SELECTED, generator=_generator(seed), device="cuda"),
+            torch.rand(rows * SELECTED, generator=seeded(seed)),
         ),
         run=lambda x, weight: swiglu_quantize(x, 10.0, weight),
-        torch=None,
-        check=lambda out, args: None,
+        torch=in_torch,
+        check=alike(in_torch, share=1e-3),
     )
 
 
 def _route(rows: int) -> Case:
     def make(seed: int) -> tuple[Tensor, Tensor]:
-        logits = torch.randn(rows, EXPERTS, generator=_generator(seed), device="cuda")
-        return logits, torch.randn(EXPERTS, generator=_generator(seed + 1), device="cuda") / 8
+        logits = torch.randn(rows, EXPERTS, generator=seeded(seed))
+        return logits, torch.randn(EXPERTS, generator=seeded(seed + 1)) / 8
 
     def in_torch(logits: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
         scores = torch.nn.functional.softplus(logits).sqrt()
@@ -102,17 +105,11 @@ def _route(rows: int) -> Case:
 
 def _group(rows: int) -> Case:
     def make(seed: int) -> tuple[Tensor]:
-        scores = torch.rand(rows, EXPERTS, generator=_generator(seed), device="cuda")
+        scores = torch.rand(rows, EXPERTS, generator=seeded(seed))
         return (scores.topk(SELECTED, dim=1).indices.int(),)
 
-    def in_torch(ids: Tensor) -> tuple[Tensor, Tensor]:
-        order = torch.argsort(ids.flatten(), stable=True)
-        return order, torch.bincount(ids.flatten(), minlength=EXPERTS).cumsum(0)
-
-    def check(out: GroupedRows, args: tuple[Tensor]) -> None:
-        expected = group_reference.run(args[0].cpu(), EXPERTS, 1)
-        for name in ("slots", "places", "offsets", "tile_experts"):
-            assert torch.equal(getattr(out, name).cpu(), getattr(expected, name)), name
+    def in_torch(ids: Tensor) -> GroupedRows:
+        return GroupedRows(*_sorted(ids, EXPERTS))
 
     return Case(
         op="moe.group_rows",
@@ -121,29 +118,33 @@ def _group(rows: int) -> Case:
         flops=0,
         make=make,
         run=lambda ids: group_rows(ids, EXPERTS, 1),
-        torch=None,  # torch.bincount cannot be captured
-        check=check,
+        torch=in_torch,
+        check=equal(lambda ids: group_reference.run(ids, EXPERTS, 1)),
     )
+
+
+def _sorted(ids: Tensor, num_experts: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Slots, places, offsets and experts of `group_rows` with tiles of one row and no slot left out."""
+    experts, order = ids.flatten().sort(stable=True)
+    places = torch.empty_like(experts)
+    places[order] = torch.arange(order.shape[0], dtype=torch.int32, device=ids.device)
+    offsets = torch.searchsorted(experts, torch.arange(num_experts + 1, dtype=torch.int32, device=ids.device))
+    return order.int(), places.view(ids.shape), offsets.int(), experts
 
 
 def _gather(rows: int) -> Case:
     """All slots are at a rank's experts."""
 
     def make(seed: int) -> tuple[Tensor, Tensor, Tensor]:
-        generator = _generator(seed)
-        x = torch.randn(rows, HIDDEN, generator=generator, device="cuda").bfloat16()
-        weights = torch.rand(rows, SELECTED, generator=generator, device="cuda")
-        scores = torch.rand(rows, RESIDENT, generator=generator, device="cuda")
+        generator = seeded(seed)
+        x = torch.randn(rows, HIDDEN, generator=generator).bfloat16()
+        weights = torch.rand(rows, SELECTED, generator=generator)
+        scores = torch.rand(rows, RESIDENT, generator=generator)
         return x, weights, scores.topk(SELECTED, dim=1).indices.int()
 
-    def check(out: GroupedInputs, args: tuple[Tensor, Tensor, Tensor]) -> None:
-        x, weights, ids = args
-        grouped = group_reference.run(ids.cpu(), RESIDENT, 1)
-        slots = grouped.slots.cuda().long()
-        assert torch.equal(out.offsets.cpu(), grouped.offsets), "offsets"
-        assert torch.equal(out.places.cpu(), grouped.places), "places"
-        assert torch.equal(out.rows, x[slots // SELECTED]), "rows"
-        assert torch.equal(out.factors, weights.view(-1)[slots]), "factors"
+    def in_torch(x: Tensor, weights: Tensor, ids: Tensor) -> GroupedInputs:
+        slots, places, offsets, _ = _sorted(ids, RESIDENT)
+        return GroupedInputs(x[slots // SELECTED], weights.flatten()[slots], places, offsets)
 
     return Case(
         op="moe.gather_grouped",
@@ -152,17 +153,17 @@ def _gather(rows: int) -> Case:
         flops=0,
         make=make,
         run=lambda x, weights, ids: gather_grouped(x, weights, ids, RESIDENT),
-        torch=None,  # torch.bincount cannot be captured
-        check=check,
+        torch=in_torch,
+        check=equal(lambda *args: gather_reference.run(*args, RESIDENT)),
     )
 
 
 def _combine(rows: int) -> Case:
     def make(seed: int) -> tuple[Tensor, Tensor, Tensor]:
-        generator = _generator(seed)
-        outputs = torch.randn(rows * SELECTED, HIDDEN, generator=generator, device="cuda").bfloat16()
-        places = torch.randperm(rows * SELECTED, generator=generator, device="cuda").int()
-        shared = torch.randn(rows, HIDDEN, generator=generator, device="cuda").bfloat16()
+        generator = seeded(seed)
+        outputs = torch.randn(rows * SELECTED, HIDDEN, generator=generator).bfloat16()
+        places = torch.randperm(rows * SELECTED, generator=generator).int()
+        shared = torch.randn(rows, HIDDEN, generator=generator).bfloat16()
         return outputs, places.view(rows, SELECTED), shared
 
     def in_torch(outputs: Tensor, places: Tensor, shared: Tensor) -> Tensor:
@@ -176,7 +177,11 @@ def _combine(rows: int) -> Case:
         make=make,
         run=lambda outputs, places, shared: combine_slots(outputs, places, None, shared),
         torch=in_torch,
-        check=lambda out, args: torch.testing.assert_close(
-            out.float(), in_torch(*args).float(), rtol=2.0**-7, atol=1e-3
+        check=near(
+            lambda outputs, places, shared: combine_reference.run(
+                outputs, places, None, shared, torch.bfloat16
+            ),
+            rtol=2.0**-7,
+            atol=1e-3,
         ),
     )

@@ -7,35 +7,37 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from examples.kernel_cases.case import Case
+from examples.kernel_cases.case import Case, alike, near, seeded
 from tilelang_ops.common.numerics import encode_fp8
 from tilelang_ops.norm import Normed, norm_quantize, rms_norm
+from tilelang_ops.norm.norm_quantize import reference as quantize_reference
 
 EPS = 1e-6
 
 
-def cases() -> list[Case]:
+def cases(small: bool = False) -> list[Case]:
     """The cases of this family."""
-    sizes = [(rows, width) for rows in (256, 4096) for width in (5120, 1280, 512)]
-    return [_norm(*size) for size in sizes] + [
-        _quantize(rows, keeps) for rows in (256, 4096) for keeps in (0, 1)
-    ]
+    sizes = (3,) if small else (256, 4096)
+    plain = [_norm(rows, width) for rows in sizes for width in (5120, 1280, 512)]
+    return plain + [_quantize(rows, keeps) for rows in sizes for keeps in (False, True)]
 
 
 def _make(rows: int, width: int, seed: int) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator("cuda").manual_seed(seed)
-    x = torch.randn(rows, width, generator=generator, device="cuda").bfloat16()
-    return x, torch.rand(width, generator=generator, device="cuda") + 0.5
+    generator = seeded(seed)
+    x = torch.randn(rows, width, generator=generator).bfloat16()
+    return x, torch.rand(width, generator=generator) + 0.5
 
 
 def _in_torch(x: Tensor, weight: Tensor) -> Tensor:
     return torch.nn.functional.rms_norm(x, x.shape[1:], weight.to(x.dtype), EPS)
 
 
-def _check(out: Tensor, args: tuple[Tensor, Tensor]) -> None:
-    x, weight = args[0].double(), args[1].double()
-    expected = x / torch.sqrt(x.square().mean(1, keepdim=True) + EPS) * weight
-    torch.testing.assert_close(out.double(), expected, rtol=2.0**-8, atol=1e-6)
+def _exact(x: Tensor, weight: Tensor) -> Tensor:
+    wide = x.double()
+    return wide / torch.sqrt(wide.square().mean(1, keepdim=True) + EPS) * weight.double()
+
+
+_check = near(_exact, rtol=2.0**-8, atol=1e-6)
 
 
 def _norm(rows: int, width: int) -> Case:
@@ -48,13 +50,18 @@ def _norm(rows: int, width: int) -> Case:
         run=lambda x, weight: rms_norm(x, weight, EPS),
         torch=_in_torch,
         check=_check,
+        check_torch=near(_exact, rtol=3 * 2.0**-8, atol=1e-6),  # weights are rounded to bfloat16
     )
 
 
-def _quantize(rows: int, keeps: int) -> Case:
+def _quantize(rows: int, keeps: bool) -> Case:
     width = 5120
 
+    def in_torch(x: Tensor, weight: Tensor) -> Normed:
+        return quantize_reference.run(x, weight, EPS, None, keeps)
+
     def check(out: Normed, args: tuple[Any, ...]) -> None:
+        alike(in_torch, share=1e-3)(out, args)
         if out.values is not None:
             _check(out.values, args)
             codes, scales = encode_fp8(out.values)
@@ -66,7 +73,7 @@ def _quantize(rows: int, keeps: int) -> Case:
         bytes=rows * width * (3 + 2 * keeps) + rows * width // 32,
         flops=0,
         make=lambda seed: _make(rows, width, seed),
-        run=lambda x, weight: norm_quantize(x, weight, EPS, keeps_values=bool(keeps)),
-        torch=None,
+        run=lambda x, weight: norm_quantize(x, weight, EPS, keeps_values=keeps),
+        torch=in_torch,
         check=check,
     )

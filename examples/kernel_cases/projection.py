@@ -5,46 +5,45 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from examples.kernel_cases.case import Case
+from examples.kernel_cases.case import Case, alike, equal, near, seeded
 from tilelang_ops.common.numerics import encode_fp8
+from tilelang_ops.common.records import flat_rows, row_numbers
 from tilelang_ops.projection import EncodedRows, Norm, Records, Rotation, encode_rows, rotate
+from tilelang_ops.projection.encode_rows import reference as encode_reference
+from tilelang_ops.projection.rotate import reference as rotate_reference
 
 PAIRS = 32
 
 
-def cases() -> list[Case]:
+def cases(small: bool = False) -> list[Case]:
     """The cases of this family."""
+    sizes = (3,) if small else (256, 4096)
     return [
-        *(_rotate(rows, heads, width) for rows in (256, 4096) for heads, width in ((64, 512), (32, 128))),
-        *(_quantize(rows, width) for rows in (256, 4096) for width in (5120, 8192)),
-        *(_attention_output(rows) for rows in (256, 4096)),
-        *(_index_queries(rows) for rows in (256, 4096)),
-        *(_store(rows, *kind) for rows in (256, 4096) for kind in (("fp8", 512, 528), ("fp4", 512, 288))),
+        *(_rotate(rows, heads, width) for rows in sizes for heads, width in ((64, 512), (32, 128))),
+        *(_quantize(rows, width) for rows in sizes for width in (5120, 8192)),
+        *(_attention_output(rows) for rows in sizes),
+        *(_index_queries(rows) for rows in sizes),
+        *(_store(rows, *kind) for rows in sizes for kind in (("fp8", 512, 528), ("fp4", 512, 288))),
     ]
 
 
 def _angles(rows: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    angles = 100 * torch.rand(rows, PAIRS, generator=generator, device="cuda")
+    angles = 100 * torch.rand(rows, PAIRS, generator=generator)
     return angles.cos(), angles.sin()
 
 
 def _rotate(rows: int, heads: int, width: int) -> Case:
     def make(seed: int) -> tuple[Tensor, ...]:
-        generator = torch.Generator("cuda").manual_seed(seed)
-        x = torch.randn(rows, heads, width, generator=generator, device="cuda").bfloat16()
+        generator = seeded(seed)
+        x = torch.randn(rows, heads, width, generator=generator).bfloat16()
         return x, *_angles(rows, generator)
 
     def in_torch(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        tail = x[..., width - 2 * PAIRS :].float().unflatten(-1, (PAIRS, 2))
-        a, b = tail.unbind(-1)
+        tail = x[..., width - 2 * PAIRS :].unflatten(-1, (PAIRS, 2))
+        a, b = tail.float().unbind(-1)
         c, s = cos[:, None], sin[:, None]
-        return torch.stack([a * c - b * s, a * s + b * c], -1).flatten(-2)
-
-    def check(out: Tensor, args: tuple[Tensor, ...]) -> None:
-        fresh = make(0)
-        torch.testing.assert_close(
-            out[..., width - 2 * PAIRS :].float(), in_torch(*fresh), rtol=2.0**-8, atol=1e-5
-        )
+        tail.copy_(torch.stack([a * c - b * s, a * s + b * c], -1))
+        return x
 
     return Case(
         op="projection.rotate",
@@ -54,18 +53,19 @@ def _rotate(rows: int, heads: int, width: int) -> Case:
         make=make,
         run=rotate,
         torch=in_torch,
-        check=check,
+        check=near(_rotated, rtol=2.0**-8, atol=1e-5),
     )
+
+
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    rotate_reference.run(x, cos, sin, False)
+    return x
 
 
 def _quantize(rows: int, width: int) -> Case:
     def make(seed: int) -> tuple[Tensor]:
-        generator = torch.Generator("cuda").manual_seed(seed)
-        return (torch.randn(rows, width, generator=generator, device="cuda").bfloat16(),)
-
-    def check(out: EncodedRows, args: tuple[Tensor]) -> None:
-        codes, scales = encode_fp8(args[0])
-        assert torch.equal(codes, out.codes) and torch.equal(scales, out.scales)
+        generator = seeded(seed)
+        return (torch.randn(rows, width, generator=generator).bfloat16(),)
 
     return Case(
         op="projection.encode_rows",
@@ -75,7 +75,7 @@ def _quantize(rows: int, width: int) -> Case:
         make=make,
         run=lambda x: encode_rows(x, "fp8"),
         torch=encode_fp8,
-        check=check,
+        check=equal(encode_fp8),
     )
 
 
@@ -83,14 +83,12 @@ def _attention_output(rows: int) -> Case:
     heads, width = 64, 512
 
     def make(seed: int) -> tuple[Tensor, Rotation]:
-        generator = torch.Generator("cuda").manual_seed(seed)
-        x = torch.randn(rows, heads, width, generator=generator, device="cuda").bfloat16()
+        generator = seeded(seed)
+        x = torch.randn(rows, heads, width, generator=generator).bfloat16()
         return x, Rotation(*_angles(rows, generator), inverse=True)
 
-    def check(out: EncodedRows, args: tuple[Tensor, Rotation]) -> None:
-        codes, scales = encode_fp8(args[0][..., : width - 64])
-        assert torch.equal(codes, out.codes[..., : width - 64])
-        assert torch.equal(scales, out.scales[..., :14])
+    def in_torch(x: Tensor, rotation: Rotation) -> EncodedRows:
+        return encode_reference.run(x, "fp8", None, rotation, None, False)
 
     return Case(
         op="projection.encode_rows",
@@ -99,8 +97,8 @@ def _attention_output(rows: int) -> Case:
         flops=0,
         make=make,
         run=lambda x, rotation: encode_rows(x, "fp8", rotation=rotation),
-        torch=None,
-        check=check,
+        torch=in_torch,
+        check=alike(in_torch, share=1e-3),
     )
 
 
@@ -108,9 +106,12 @@ def _index_queries(rows: int) -> Case:
     heads, width = 32, 128
 
     def make(seed: int) -> tuple[Tensor, Rotation]:
-        generator = torch.Generator("cuda").manual_seed(seed)
-        x = torch.randn(rows, heads, width, generator=generator, device="cuda").bfloat16()
+        generator = seeded(seed)
+        x = torch.randn(rows, heads, width, generator=generator).bfloat16()
         return x, Rotation(*_angles(rows, generator))
+
+    def in_torch(x: Tensor, rotation: Rotation) -> EncodedRows:
+        return encode_reference.run(x, "mxfp4", None, rotation, None, False)
 
     return Case(
         op="projection.encode_rows",
@@ -119,19 +120,33 @@ def _index_queries(rows: int) -> Case:
         flops=0,
         make=make,
         run=lambda x, rotation: encode_rows(x, "mxfp4", rotation=rotation),
-        torch=None,
-        check=lambda out, args: None,
+        torch=in_torch,
+        check=alike(in_torch, share=1e-3),
     )
 
 
 def _store(rows: int, format: str, width: int, fields: int) -> Case:
     def make(seed: int) -> tuple[Tensor, Norm, Rotation, Records]:
-        generator = torch.Generator("cuda").manual_seed(seed)
-        x = torch.randn(rows, width, generator=generator, device="cuda").bfloat16()
-        pool = torch.zeros(64, 134, fields, dtype=torch.uint8, device="cuda")
-        index = torch.randperm(64 * 134, generator=generator, device="cuda")[:rows]
-        norm = Norm(torch.rand(width, generator=generator, device="cuda"), 1e-6)
+        generator = seeded(seed)
+        x = torch.randn(rows, width, generator=generator).bfloat16()
+        pool = torch.zeros(64, 134, fields, dtype=torch.uint8)
+        index = torch.randperm(64 * 134, generator=generator)[:rows]
+        norm = Norm(torch.rand(width, generator=generator), 1e-6)
         return x, norm, Rotation(*_angles(rows, generator)), Records(pool, None, index)
+
+    def run(x: Tensor, norm: Norm, rotation: Rotation, records: Records) -> Tensor:
+        encode_rows(x, format, norm=norm, rotation=rotation, records=records)
+        return records.codes
+
+    def expected(x: Tensor, norm: Norm, rotation: Rotation, records: Records) -> Tensor:
+        encode_reference.run(x, format, norm, rotation, records, False)
+        return records.codes
+
+    def in_torch(x: Tensor, norm: Norm, rotation: Rotation, records: Records) -> Tensor:
+        encoded = encode_reference.run(x, format, norm, rotation, None, False)
+        rows = row_numbers(records.codes, records.index)
+        flat_rows(records.codes).index_copy_(0, rows, torch.cat([encoded.codes, encoded.scales], 1))
+        return records.codes
 
     return Case(
         op="projection.encode_rows",
@@ -139,9 +154,7 @@ def _store(rows: int, format: str, width: int, fields: int) -> Case:
         bytes=rows * (width * 2 + fields + PAIRS * 8 + 8),
         flops=0,
         make=make,
-        run=lambda x, norm, rotation, records: encode_rows(
-            x, format, norm=norm, rotation=rotation, records=records
-        ),
-        torch=None,
-        check=lambda out, args: None,
+        run=run,
+        torch=in_torch,
+        check=alike(expected, share=1e-3),
     )
