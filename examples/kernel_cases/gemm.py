@@ -12,20 +12,21 @@ from examples.kernel_cases.case import Case, Check, seeded
 from tilelang_ops.common.packing import pack_fp8, pack_mxfp4, split_float32, unpack_fp8, unpack_mxfp4
 from tilelang_ops.gemm import grouped_linear_mxfp4, grouped_swiglu_mxfp4, linear, linear_fp8
 
-EXPERTS = 7
+# Experts of a device, and rows of each: decode of few and of 64 requests, with and without drafts; prefill.
+EXPERTS = ((7, 7), (7, 55), (7, 219), (7, 512), (96, 256))
 DENSE = ((1792, 5120, 1), (32768, 1280, 1), (5120, 8192, 1), (4608, 5120, 1), (1024, 4096, 8))
 
 
 def cases(small: bool = False) -> list[Case]:
     """The cases of this family."""
     if small:
-        hidden, inner, vocab, rows, expert_rows = 128, 64, 200, (3,), (3,)
+        hidden, inner, vocab, rows, groups = 128, 64, 200, (3,), ((7, 3),)
         dense_shapes: tuple[tuple[int, int, int], ...] = ((128, 64, 1), (64, 64, 3))
     else:
-        hidden, inner, vocab, rows, expert_rows = 5120, 2304, 129280, (32, 256, 1024, 4096), (7, 55, 512)
+        hidden, inner, vocab, rows, groups = 5120, 2304, 129280, (32, 256, 1024, 4096), EXPERTS
         dense_shapes = DENSE
     dense = [_fp8(n, *shape) for n in rows for shape in dense_shapes]
-    experts = [c for n in expert_rows for c in (_first(n, hidden, inner), _second(n, hidden, inner))]
+    experts = [make(*group, hidden, inner) for group in groups for make in (_first, _second)]
     head = [_linear(n, vocab, hidden, 1) for n in (64, 256, 1536)]
     router = [_linear(256, 384, hidden, 1), _linear(256, 1024, hidden, 1)]
     return dense + experts + head + router + [_linear(256, 24, 4 * hidden, 3)]
@@ -74,26 +75,29 @@ def _fp8(rows: int, columns: int, width: int, groups: int) -> Case:
     )
 
 
-def _experts(rows: int, columns: int, width: int, gated: bool, seed: int) -> tuple[Tensor, ...]:
+def _experts(experts: int, rows: int, columns: int, width: int, gated: bool, seed: int) -> tuple[Tensor, ...]:
+    """Arguments of both products; of many experts some have equal weights, each in memory of its own."""
     generator = seeded(seed)
-    codes = _bytes(EXPERTS, columns, width // 2, generator=generator)
-    scales = torch.full((EXPERTS, columns, width // 32), 120, dtype=torch.uint8)
+    different = 8 if experts % 8 == 0 else experts
+    codes = _bytes(different, columns, width // 2, generator=generator)
+    scales = torch.full((different, columns, width // 32), 120, dtype=torch.uint8)
     packed = pack_mxfp4(codes, scales, gated=gated)
-    offsets = torch.arange(EXPERTS + 1, dtype=torch.int32) * rows
-    factors = torch.rand(EXPERTS * rows, generator=generator)
     weights = unpack_mxfp4(packed, gated=gated).bfloat16()
-    return _rows(EXPERTS * rows, width, generator), packed, offsets, factors, weights
+    packed, weights = (t.repeat(experts // different, *[1] * (t.ndim - 1)) for t in (packed, weights))
+    offsets = torch.arange(experts + 1, dtype=torch.int32) * rows
+    factors = torch.rand(experts * rows, generator=generator)
+    return _rows(experts * rows, width, generator), packed, offsets, factors, weights
 
 
 def _product(x: Tensor, offsets: Tensor, weights: Tensor) -> Tensor:
     return torch._grouped_mm(x, weights.transpose(1, 2), offs=offsets[1:])
 
 
-def _expert_bytes(columns: int, width: int) -> int:
-    return EXPERTS * (columns * width // 2 + columns * width // 32)
+def _expert_bytes(experts: int, columns: int, width: int) -> int:
+    return experts * (columns * width // 2 + columns * width // 32)
 
 
-def _first(rows: int, hidden: int, inner: int) -> Case:
+def _first(experts: int, rows: int, hidden: int, inner: int) -> Case:
     def in_torch(x: Tensor, _: Tensor, offsets: Tensor, factors: Tensor, weights: Tensor) -> Tensor:
         gate, up = _product(x, offsets, weights).float().chunk(2, 1)
         gate, up = gate.clamp(max=10.0), up.clamp(-10.0, 10.0)
@@ -101,10 +105,10 @@ def _first(rows: int, hidden: int, inner: int) -> Case:
 
     return Case(
         op="gemm.grouped_swiglu_mxfp4",
-        size=f"{EXPERTS} experts x {rows} rows, {hidden} to 2 x {inner}",
-        bytes=_expert_bytes(2 * inner, hidden) + 2 * EXPERTS * rows * (hidden + inner),
-        flops=2 * EXPERTS * rows * 2 * inner * hidden,
-        make=lambda seed: _experts(rows, 2 * inner, hidden, True, seed),
+        size=f"{experts} experts x {rows} rows, {hidden} to 2 x {inner}",
+        bytes=_expert_bytes(experts, 2 * inner, hidden) + 2 * experts * rows * (hidden + inner),
+        flops=2 * experts * rows * 2 * inner * hidden,
+        make=lambda seed: _experts(experts, rows, 2 * inner, hidden, True, seed),
         run=lambda x, packed, offsets, factors, _: grouped_swiglu_mxfp4(
             x, packed, offsets, factors, 10.0, inner, round_output=False
         ),
@@ -113,16 +117,16 @@ def _first(rows: int, hidden: int, inner: int) -> Case:
     )
 
 
-def _second(rows: int, hidden: int, inner: int) -> Case:
+def _second(experts: int, rows: int, hidden: int, inner: int) -> Case:
     def in_torch(x: Tensor, _: Tensor, offsets: Tensor, __: Tensor, weights: Tensor) -> Tensor:
         return _product(x, offsets, weights)
 
     return Case(
         op="gemm.grouped_linear_mxfp4",
-        size=f"{EXPERTS} experts x {rows} rows, {inner} to {hidden}",
-        bytes=_expert_bytes(hidden, inner) + 2 * EXPERTS * rows * (hidden + inner),
-        flops=2 * EXPERTS * rows * inner * hidden,
-        make=lambda seed: _experts(rows, hidden, inner, False, seed),
+        size=f"{experts} experts x {rows} rows, {inner} to {hidden}",
+        bytes=_expert_bytes(experts, hidden, inner) + 2 * experts * rows * (hidden + inner),
+        flops=2 * experts * rows * inner * hidden,
+        make=lambda seed: _experts(experts, rows, hidden, inner, False, seed),
         run=lambda x, packed, offsets, _, __: grouped_linear_mxfp4(x, packed, offsets, hidden),
         torch=in_torch,
         check=_close(in_torch),
