@@ -180,7 +180,7 @@ ALONE = Cell("fixed 5", "T=1", is_async=False, is_batched=False, is_preempted=Fa
 def test_mutant_is_noticed(mutant, is_async):
     with mutant():
         report = matrix.run(dataclasses.replace(ALONE, is_async=is_async), matrix.short_work(3))
-    wrong = report.differences(matrix.plain(ALONE.style, is_full=False)[:3])
+    wrong = report.differences(matrix.plain(ALONE.style, False)[:3])
     assert any("not" in line for line in wrong), wrong
 
 
