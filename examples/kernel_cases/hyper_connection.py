@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from examples.kernel_cases.case import Case, Check, near, returning, seeded
+from examples.kernel_cases.case import Case, Check, equal, near, returning, seeded
 from tilelang_ops.common.numerics import encode_fp8
+from tilelang_ops.common.packing import split_float32
 from tilelang_ops.hyper_connection import (
     Advanced,
     advance_norm,
@@ -18,18 +19,22 @@ from tilelang_ops.hyper_connection import (
     expand_streams,
     mean_streams,
     mix_coefficients,
+    project_mix,
+    start_streams,
 )
 from tilelang_ops.hyper_connection.advance_norm import reference as advance_norm_reference
 from tilelang_ops.hyper_connection.advance_streams import reference as advance_streams_reference
 from tilelang_ops.hyper_connection.mean_streams import reference as mean_reference
 from tilelang_ops.hyper_connection.mix_coefficients import reference as mix_reference
+from tilelang_ops.hyper_connection.project_mix import reference as project_mix_reference
+from tilelang_ops.hyper_connection.start_streams import reference as start_reference
 
 M, WIDTH = 4, 5120
 
 
 def cases(small: bool = False) -> list[Case]:
     """The cases of this family."""
-    kinds = (_advance, _advance_norm, _expand, _collapse, _mean, _mix)
+    kinds = (_start, _advance, _advance_norm, _expand, _collapse, _mean, _mix, _project_mix)
     return [kind(rows) for kind in kinds for rows in ((3,) if small else (256, 4096))]
 
 
@@ -70,6 +75,25 @@ def _case(
 
 def _close(actual: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(actual.float(), expected.float(), rtol=2.0**-7, atol=1e-4)
+
+
+def _start(rows: int) -> Case:
+    def make(seed: int) -> tuple[Tensor, Tensor, int, torch.dtype]:
+        generator = seeded(seed)
+        table = torch.randn(8 * rows, WIDTH, generator=generator).bfloat16()
+        ids = torch.randint(0, 8 * rows, (rows,), generator=generator, dtype=torch.int32)
+        return table, ids, M, torch.bfloat16
+
+    return Case(
+        op="hyper_connection.start_streams",
+        size=f"{rows} rows, {M} streams of {WIDTH}",
+        bytes=rows * (WIDTH * 2 * (M + 1) + 4 + 4 * M),
+        flops=0,
+        make=make,
+        run=start_streams,
+        torch=start_reference.run,
+        check=equal(start_reference.run),
+    )
 
 
 def _advance(rows: int) -> Case:
@@ -172,4 +196,42 @@ def _mix(rows: int) -> Case:
         run=run,
         torch=in_torch,
         check=near(in_torch, rtol=1e-4, atol=1e-6),
+    )
+
+
+def _project_mix(rows: int) -> Case:
+    """With a matrix in float32, which is three parts in bfloat16."""
+    parts, columns = 3, (2 + M) * M
+    numbers = {"num_rounds": 20, "eps": 1e-6, "norm_eps": 1e-6}
+
+    def make(seed: int) -> tuple[Tensor, ...]:
+        generator = seeded(seed)
+        streams = torch.randn(rows, M, WIDTH, generator=generator).bfloat16()
+        weight = torch.randn(columns, M * WIDTH, generator=generator) / 100
+        mean_square = streams.float().flatten(1).square().mean(-1)
+        return (
+            streams,
+            split_float32(weight),
+            mean_square,
+            *torch.randn(2, columns, generator=generator),
+            weight,
+        )
+
+    def in_torch(
+        streams: Tensor, _: Tensor, mean_square: Tensor, scale: Tensor, base: Tensor, weight: Tensor
+    ) -> tuple[Tensor, ...]:
+        projection = streams.flatten(1).float() @ weight.T
+        return mix_reference.run(projection, mean_square, scale, base, M, *numbers.values())
+
+    return Case(
+        op="hyper_connection.project_mix",
+        size=f"{rows} rows, {M * WIDTH} to {columns}, float32 weights, 20 rounds",
+        bytes=2 * M * WIDTH * (rows + parts * columns) + rows * 4 * (1 + columns),
+        flops=2 * rows * columns * M * WIDTH * parts,
+        make=make,
+        run=lambda *args: project_mix(*args[:5], num_parts=parts, **numbers),
+        torch=in_torch,
+        check=near(
+            lambda *args: project_mix_reference.run(*args[:5], parts, *numbers.values()), rtol=1e-3, atol=1e-5
+        ),
     )

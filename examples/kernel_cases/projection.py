@@ -8,9 +8,10 @@ from torch import Tensor
 from examples.kernel_cases.case import Case, alike, equal, near, seeded
 from tilelang_ops.common.numerics import encode_fp8
 from tilelang_ops.common.records import flat_rows, row_numbers
-from tilelang_ops.projection import EncodedRows, Norm, Records, Rotation, encode_rows, rotate
+from tilelang_ops.projection import EncodedRows, Norm, Records, Rotation, encode_rows, rotate, round_rows
 from tilelang_ops.projection.encode_rows import reference as encode_reference
 from tilelang_ops.projection.rotate import reference as rotate_reference
+from tilelang_ops.projection.round_rows import reference as round_reference
 
 PAIRS = 32
 
@@ -23,6 +24,11 @@ def cases(small: bool = False) -> list[Case]:
         *(_quantize(rows, width) for rows in sizes for width in (5120, 8192)),
         *(_attention_output(rows) for rows in sizes),
         *(_index_queries(rows) for rows in sizes),
+        *(
+            _round(rows, *kind)
+            for rows in sizes
+            for kind in (("fp8", 64, 512, True), ("mxfp4", 32, 128, False))
+        ),
         *(_store(rows, *kind) for rows in sizes for kind in (("fp8", 512, 528), ("fp4", 512, 288))),
     ]
 
@@ -122,6 +128,24 @@ def _index_queries(rows: int) -> Case:
         run=lambda x, rotation: encode_rows(x, "mxfp4", rotation=rotation),
         torch=in_torch,
         check=alike(in_torch, share=1e-3),
+    )
+
+
+def _round(rows: int, format: str, heads: int, width: int, inverse: bool) -> Case:
+    def make(seed: int) -> tuple[Tensor, str, Rotation]:
+        generator = seeded(seed)
+        x = torch.randn(rows, heads, width, generator=generator).bfloat16()
+        return x, format, Rotation(*_angles(rows, generator), inverse=inverse)
+
+    return Case(
+        op="projection.round_rows",
+        size=f"{rows} rows, {heads} heads of {width} rotated{' back' * inverse}, values of {format.upper()}",
+        bytes=rows * (heads * width * 4 + PAIRS * 8),
+        flops=0,
+        make=make,
+        run=lambda x, format, rotation: round_rows(x, format, rotation=rotation),
+        torch=round_reference.run,
+        check=alike(round_reference.run, share=1e-3),
     )
 
 
