@@ -249,7 +249,10 @@ def test_kernels_of_a_step(engine_of, run):
     kernels = Counter(
         event.name
         for event in profiled.events()
-        if event.device_type == torch.autograd.DeviceType.CUDA and not event.name.startswith("Memcpy")
+        if event.device_type == torch.autograd.DeviceType.CUDA
+        and not event.name.startswith(
+            ("Memcpy", "memcpy")
+        )  # "memcpy32_post": the driver's, of a graph's copy
     )
     assert sum(kernels.values()) > 500
     assert set(kernels) <= ours, set(kernels) - ours

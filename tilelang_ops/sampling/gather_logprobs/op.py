@@ -23,8 +23,8 @@ def gather_logprobs(scores: Tensor, token_ids: Tensor, num_top: int) -> tuple[Te
 
     Returns:
         chosen [L] float32; ranks [L] int32, 1 + tokens that come before the given one in descending order,
-        ties by lower id; top_ids [L, K] int32, the best tokens in that order (any in a row with NaN); top
-        [L, K] float32.
+        ties by lower id; top_ids [L, K] int32, the best tokens in that order; top [L, K] float32. In a row
+        with NaN ranks and top_ids are any.
     """
     assert scores.dtype == torch.float32 and token_ids.dtype == torch.int64, f"{scores.dtype=}"
     assert token_ids.shape == scores.shape[:1] and num_top >= 0, f"{token_ids.shape=} {num_top=}"
