@@ -10,21 +10,23 @@ are timed as they are, and marked with *.
 
     roofline = max(bytes / bandwidth, flops / rate), for an H200: 4.2 TB/s, 780 TFLOP/s in bfloat16
 
-Cases run in one process; after one that fails, other than in its check, the rest runs in a fresh one. A run
-that `--seconds` ends early says how to go on. Kernels are taken from `DEEPINFER_KERNEL_LIBRARY` where it has
-them.
+Each family runs in a process of its own; after a case that fails, other than in its check, the rest runs in a
+fresh one. A run that `--seconds` ends early says how to go on. Kernels are taken from
+`DEEPINFER_KERNEL_LIBRARY` where it has them.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import itertools
 import json
 import pkgutil
 import statistics
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -58,18 +60,20 @@ def main() -> None:
     )
     parser.add_argument("--seconds", type=float, default=1e9, help="start no case later than this")
     parser.add_argument("--json", action="store_true", help="JSON lines instead of a table")
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)  # where its cases end
     args = parser.parse_args()
-    cases = [
-        case
-        for family in args.families
-        for case in importlib.import_module(f"examples.kernel_cases.{family}").cases()
-        if args.only in case.op or args.only in case.size
-    ]
-    if args.worker:
-        _work(cases[args.skip :])
+    families = {family: _cases(family, args.only) for family in args.families}
+    cases = [case for part in families.values() for case in part]
+    if args.worker is not None:
+        _work(cases[args.skip : args.worker])
     else:
-        sys.exit(_oversee(args, cases))
+        ends = list(itertools.accumulate(len(part) for part in families.values()))
+        sys.exit(_oversee(args, cases, ends))
+
+
+def _cases(family: str, only: str) -> list[Case]:
+    found = importlib.import_module(f"examples.kernel_cases.{family}").cases()
+    return [case for case in found if only in case.op or only in case.size]
 
 
 def _work(cases: list[Case]) -> None:
@@ -84,14 +88,15 @@ def _work(cases: list[Case]) -> None:
         torch.cuda.empty_cache()
 
 
-def _oversee(args: argparse.Namespace, cases: list[Case]) -> int:
-    """Run the cases in worker processes and print what comes; how many failed."""
+def _oversee(args: argparse.Namespace, cases: list[Case], ends: list[int]) -> int:
+    """Run the cases in processes, a new one from each of `ends`, and print what comes; how many failed."""
     start, done, failures = time.monotonic(), args.skip, 0
     if not args.json:
         print(HEADER, "|---" * HEADER.count(" | ") + "|---|", sep="\n", flush=True)
     while done < len(cases) and time.monotonic() < start + args.seconds:
-        command = [sys.executable, "-m", "examples.benchmark_kernels", "--worker", "--skip", str(done)]
-        command += ["--only", args.only, "--families", *args.families]
+        end = min(end for end in ends if end > done)
+        command = [sys.executable, "-m", "examples.benchmark_kernels", "--worker", str(end)]
+        command += ["--skip", str(done), "--only", args.only, "--families", *args.families]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as worker:
             error = None
             for line in worker.stdout or ():
@@ -105,7 +110,7 @@ def _oversee(args: argparse.Namespace, cases: list[Case]) -> int:
                     worker.kill()
                     break
             else:
-                if done < len(cases) and not error:
+                if done < end and not error:
                     failures += _report(cases[done], "its process ended")
                     done += 1
     spent = time.monotonic() - start
@@ -150,7 +155,8 @@ def measure(case: Case) -> dict[str, Any]:
 
 def _waits(run: Callable[..., Any], args: tuple[Any, ...]) -> bool:
     """Whether `run` waits for the device."""
-    torch.cuda.set_sync_debug_mode("error")
+    with warnings.catch_warnings(action="ignore"):  # that this mode may be incomplete
+        torch.cuda.set_sync_debug_mode("error")
     try:
         run(*args)
     except RuntimeError:
@@ -170,6 +176,7 @@ def time_launches(run: Callable[..., Any], arguments: list[tuple[Any, ...]], cap
     turn = calls
     if captures:
         stream = torch.cuda.Stream()
+        torch.cuda.synchronize()  # the arguments are ready: the stream does not wait for those that made them
         with torch.cuda.stream(stream):
             for _ in range(2):
                 run(*arguments[0])

@@ -38,12 +38,13 @@ def test_a_failing_case_costs_no_other(
 ) -> None:
     """One check fails, one case ends its process with a word and one without: all others are timed."""
     fates = {1: "AssertionError", 3: "OutOfMemoryError", 4: None}
-    cases = _cases("norm", small=False)
+    cases = _cases("norm", small=False) + _cases("memory", small=False)
 
     class Worker:
         def __init__(self, command: list[str], **options: Any) -> None:
             lines = []
-            for number in range(int(command[command.index("--skip") + 1]), len(cases)):
+            skip, end = (int(command[command.index(name) + 1]) for name in ("--skip", "--worker"))
+            for number in range(skip, end):
                 fate = fates.get(number, "")
                 if fate is None:
                     break
@@ -61,7 +62,7 @@ def test_a_failing_case_costs_no_other(
             pass
 
     monkeypatch.setattr(benchmark_kernels.subprocess, "Popen", Worker)
-    monkeypatch.setattr("sys.argv", ["benchmark_kernels", "--families", "norm"])
+    monkeypatch.setattr("sys.argv", ["benchmark_kernels", "--families", "norm", "memory"])
     with pytest.raises(SystemExit) as ended:
         benchmark_kernels.main()
     assert ended.value.code == len(fates)
