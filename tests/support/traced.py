@@ -45,13 +45,13 @@ def traced(
 
 @contextmanager
 def _filled_allocations() -> Iterator[None]:
-    was_deterministic = torch.are_deterministic_algorithms_enabled()
-    only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    # Not use_deterministic_algorithms, which imports torch's compiler.
+    before = torch.get_deterministic_debug_mode()
     did_fill = torch.utils.deterministic.fill_uninitialized_memory
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.set_deterministic_debug_mode("warn")
     torch.utils.deterministic.fill_uninitialized_memory = True
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(was_deterministic, warn_only=only_warns)
+        torch.set_deterministic_debug_mode(before)
         torch.utils.deterministic.fill_uninitialized_memory = did_fill

@@ -22,6 +22,8 @@ RUNTIME = Path(__file__).parent / "runtime"
 FLAGS = ["-std=c++20", "-fwrapv", "-fPIC", "-w"]
 # Compiling takes longer than running: no more optimisation than fusing needs.
 CONTRACTIONS = {False: ("-O1", "-ffp-contract=off"), True: ("-O2", "-ffp-contract=fast")}
+# Time of -O1 grows faster than the text: from here on it takes longer than slow code does.
+LONG_TEXT = 100_000  # characters
 
 
 class EmulationError(AssertionError):
@@ -229,9 +231,10 @@ def _build(source: str, contract: bool) -> Path:
         text = stem.with_suffix(f".{os.getpid()}.cpp")
         partial = stem.with_suffix(f".{os.getpid()}.so")
         text.write_text(source)
-        _compile(
-            [*_compiler(), *CONTRACTIONS[contract], "-shared", f"-I{headers}", str(text), "-o", str(partial)]
-        )
+        options = list(CONTRACTIONS[contract])
+        if len(source) > LONG_TEXT and not contract:
+            options[0] = "-O0"
+        _compile([*_compiler(), *options, "-shared", f"-I{headers}", str(text), "-o", str(partial)])
         text.replace(stem.with_suffix(".cpp"))
         partial.replace(library)
     return library
