@@ -6,17 +6,14 @@ other. The sum over heads is taken in the accumulators, in one order.
 
 On SM90 packed keys go from memory straight to the registers of the instruction, a warp group for a block:
 thread t of four holds scale group t of a key, which is 16 bytes, and every instruction takes four of its
-channels. The next tile is loaded while one is multiplied. On SM100 keys are decoded to shared memory and sums
-lie in tensor memory.
-
-    channel 32 t + 8 u + p + 4 e   is factor   2 (16 u + 4 p + t) + e      e = 0, 1;  p, t, u = 0..3
-
-Decoded keys are the true ones / 2^64: one product with a power of two sets every usual scale right, and the
-weights make up for it. (Exact for E8M0 bytes 60 to 192; larger ones count as 192, 255 is NaN, and what
-smaller ones lose is below 2^-64.)
+channels. The next tile is loaded while one is multiplied. What else a tile costs adds to its products, so
+there is little of it: codes are decoded in four instructions a pair, and the four threads that have the
+products of two keys share out the sums. On SM100 keys are decoded to shared memory and sums lie in tensor
+memory.
 """
 
 import math
+from functools import cache
 
 import tilelang.language as T
 import torch
@@ -26,6 +23,14 @@ from torch import Tensor
 
 from tilelang_ops.common.kernels import cuda_kernel, num_sms
 from tilelang_ops.common.records import flat_rows, rows_per_part
+from tilelang_ops.indexer.index_scores.key_codes import (
+    SHRINK,
+    channel,
+    decode_pair,
+    lane_of,
+    power_pair,
+    times,
+)
 
 WIDTH = 128
 WORDS = WIDTH // 8
@@ -33,46 +38,14 @@ COLUMNS, MOST_COLUMNS = 128, 192  # rows times heads of a thread block
 LEAST_COLUMNS = 16  # of an instruction on SM100
 KEYS = {"sm_90a": 64, "sm_100a": 128}  # of a tile, and half as many threads
 RUN = 128  # keys: tiles of any architecture
-PART_KEYS = 2048  # of a thread block at most
-BLOCKS_PER_SM = {1: 4, COLUMNS: 4, MOST_COLUMNS: 3}  # for so many columns or more
-WAVES = 2  # of thread blocks, where there is enough work
+PART_KEYS = {1: 2048, COLUMNS: 4096}  # of a thread block at most, for so many columns or more
+BLOCKS_PER_SM = {1: 4, COLUMNS: 4, MOST_COLUMNS: 3}  # likewise
+START = 1  # runs that a block's start takes as long as, about
+ALONE = 3  # times what a block takes beside others that it takes alone
 UNIT = 8  # keys that lie together, if the pool's blocks are multiples
-SHRINK = 64
-NAN_PAIR = 0x7FC07FC0
 # Entry number of no entry. Sums with it stay below 2^31: the compiler moves them from one side of a
 # comparison to the other.
 NOWHERE = 1 << 30
-
-
-def channel(factor):
-    """The channel that is factor `factor` of the products."""
-    pair, e = factor // 2, factor % 2
-    return pair % 4 * 32 + pair // 16 * 8 + pair // 4 % 4 + e * 4
-
-
-def decode_pair(word, p):
-    """Codes p and p + 4 of a word as bfloat16 bits of value * 2^-126."""
-    sign = T.if_then_else(p == 3, word, word << T.cast(12 - 4 * p, "uint32")) & T.uint32(0x80008000)
-    left, right = T.cast(T.max(6 - 4 * p, 0), "uint32"), T.cast(T.max(4 * p - 6, 0), "uint32")
-    return sign | (T.if_then_else(p < 2, word << left, word >> right) & T.uint32(0x01C001C0))
-
-
-def power_pair(scales, t):
-    """2^(126 - SHRINK) times scale t of a key's word of scales, twice in bfloat16."""
-    byte = (T.cast(scales, "uint32") >> T.cast(8 * t, "uint32")) & T.uint32(255)
-    power = (T.min(byte, T.uint32(128 + SHRINK)) + T.uint32(126 - SHRINK)) * T.uint32(0x00800080)
-    return T.if_then_else(byte == T.uint32(255), T.uint32(NAN_PAIR), power)
-
-
-def times(pair, power):
-    """Product of two pairs of bfloat16."""
-    product = TC.mul2(T.reinterpret(pair, "bfloat16x2"), T.reinterpret(power, "bfloat16x2"))
-    return T.reinterpret(product, "uint32")
-
-
-def lane_of(i, t):
-    """The thread whose registers have scale group t of key i of a tile, as the instruction wants it."""
-    return i // 16 * 32 + i % 8 * 4 + t
 
 
 @cuda_kernel(
@@ -102,14 +75,17 @@ def lane_of(i, t):
 )
 def kernel(heads: int, rows: int, is_float: bool, unit: int, block_size: int, weight_type: str, arch: str):
     """Entries of a row: all, or those of its candidate blocks of `block_size` > 0 entries."""
-    n, width, num_candidates = T.dynamic("n"), T.dynamic("width"), T.dynamic("num_candidates")
+    n, num_candidates = T.dynamic("n"), T.dynamic("num_candidates")
     sequences, max_blocks = T.dynamic("sequences"), T.dynamic("max_blocks")
     pool_rows, scale_rows = T.dynamic("pool_rows"), T.dynamic("scale_rows", "int64")  # words: many
+    num_scores = T.dynamic("num_scores", "int64")  # n * width
+    assert heads % 8 == 0, f"{heads=}: products come in eights of columns"
     columns = max(rows * heads, LEAST_COLUMNS)
     on_tmem = arch == "sm_100a"
     tile_keys = KEYS[arch]
     threads = 2 * tile_keys
-    units = PART_KEYS // unit
+    units = _for_columns(PART_KEYS, columns) // unit
+    own_rows = rows // 2 if rows % 2 == 0 else rows  # of a thread that stores scores
     tile_units = tile_keys // unit
     code_shape, code_dtype = ((WIDTH,), "float32") if is_float else ((WORDS,), "int32")
     num_lines = columns * WIDTH // 8 // threads
@@ -159,6 +135,48 @@ def kernel(heads: int, rows: int, is_float: bool, unit: int, block_size: int, we
             word = T.cast(codes[key, j % 4 * 4 + j // 16], "uint32")
             pairs[i, j] = times(decode_pair(word, j // 4 % 4), power_pair(scales[scale_key], j % 4))
 
+    def weighed(products, factors, i, column):
+        """Twice the product's value where positive, else 0, times its factor."""
+        return (products[i, column] + T.abs(products[i, column])) * factors[column]
+
+    @T.macro
+    def sum_heads(scores, products, factors, tx):
+        """Scores that this thread stores: of key `key_of(tx)` for rows `row_of(tx)` and on.
+
+        Four threads have the products of keys i and i + 8, two columns of eight each. One half of what two of
+        them have summed goes to the one, one half to the other.
+        """
+        parts = T.alloc_local((2 * rows,), "float32")
+        for e in T.unroll(2):
+            for r in T.unroll(rows):
+                parts[e * rows + r] = 0.0
+                for u in T.unroll(heads // 8):
+                    for v in T.unroll(2):
+                        key = tx // 32 * 16 + tx % 32 // 4 + e * 8
+                        column = r * heads + u * 8 + tx % 4 * 2 + v
+                        parts[e * rows + r] = parts[e * rows + r] + weighed(products, factors, key, column)
+        is_odd, is_upper = tx % 2 == 1, tx % 4 >= 2
+        for r in T.unroll(rows):
+            low, high = parts[r], parts[rows + r]
+            scores[r] = T.if_then_else(is_odd, high, low) + T.shfl_xor(T.if_then_else(is_odd, low, high), 1)
+        for r in T.unroll(own_rows):
+            if own_rows < rows:
+                low, high = scores[r], scores[own_rows + r]
+                parts[r] = T.if_then_else(is_upper, high, low) + T.shfl_xor(
+                    T.if_then_else(is_upper, low, high), 2
+                )
+            else:
+                parts[r] = scores[r] + T.shfl_xor(scores[r], 2)
+            scores[r] = parts[r]
+
+    def key_of(tx):
+        """Key of a tile whose scores a thread stores."""
+        return tx // 32 * 16 + tx % 32 // 4 + tx % 2 * 8
+
+    def row_of(tx):
+        """First of the rows whose scores a thread stores."""
+        return tx % 4 // 2 * own_rows if own_rows < rows else 0
+
     @T.macro
     def decode_floats(decoded, codes, places, tile):
         for i, k in T.Parallel(tile_keys, WIDTH):
@@ -182,7 +200,8 @@ def kernel(heads: int, rows: int, is_float: bool, unit: int, block_size: int, we
         row_seq: T.Tensor((n,), "int32"),
         num_visible: T.Tensor((n,), "int32"),
         candidates: T.Tensor((n, num_candidates), "int32"),
-        out: T.Tensor((n, width), "float32"),
+        out: T.Tensor((num_scores,), "float32"),
+        width: T.int32,
         entries: T.int32,
         stride: T.int32,
         scale_stride: T.int32,
@@ -194,7 +213,7 @@ def kernel(heads: int, rows: int, is_float: bool, unit: int, block_size: int, we
         ):
             if not on_tmem:
                 TC.no_set_max_nreg()
-                TC.annotate_min_blocks_per_sm(_blocks_per_sm(columns))
+                TC.annotate_min_blocks_per_sm(_for_columns(BLOCKS_PER_SM, columns))
             tx = T.get_thread_binding()
             queries = T.alloc_shared((columns, WIDTH), "bfloat16")
             query_pairs = T.view(queries, (columns, WIDTH // 2), "uint32")
@@ -206,10 +225,7 @@ def kernel(heads: int, rows: int, is_float: bool, unit: int, block_size: int, we
             seqs = T.alloc_shared((rows,), "int32")  # of the rows, -1 behind the last one
             visible = T.alloc_shared((rows,), "int32")
             products = T.alloc_fragment((tile_keys, columns), "float32")
-            by_row = T.alloc_fragment((tile_keys, rows, heads), "float32")
-            sums = T.alloc_fragment((tile_keys, rows), "float32")
             most = T.alloc_local((1,), "int32")
-            least = T.alloc_local((1,), "int32")  # visible to all rows; 0 if one is of another sequence
             count = T.alloc_local((1,), "int32")  # tiles with a visible entry
             first = group * rows
             tiles = runs * (RUN // tile_keys)
@@ -218,7 +234,14 @@ def kernel(heads: int, rows: int, is_float: bool, unit: int, block_size: int, we
                 pairs = T.view(decoded, (tile_keys, WIDTH // 2), "uint32")
                 total = TC.alloc_tmem((tile_keys, columns), "float32")
                 arrived = TC.alloc_barrier(1)
+                by_row = T.alloc_fragment((tile_keys, rows, heads), "float32")
+                sums = T.alloc_fragment((tile_keys, rows), "float32")
             else:
+                own = T.alloc_local((rows,), "float32")
+                # First numbers of units whose entry of this thread its rows do not see.
+                limits = T.alloc_local((own_rows,), "int32")
+                room = T.alloc_local((1,), "int32")  # columns from this thread's first one on
+                start = T.alloc_local((1,), "int64")  # place of its scores
                 pairs = T.alloc_fragment((tile_keys, WIDTH // 2), "uint32")
                 decoded = T.view(pairs, (tile_keys, WIDTH), "bfloat16")
                 T.clear(decoded)
@@ -243,23 +266,31 @@ def kernel(heads: int, rows: int, is_float: bool, unit: int, block_size: int, we
                     T.cast(weights[T.min(row, n - 1), i % heads], "float32") * undo,
                     0.0,
                 )
-            place_queries(lines, query_pairs, tx)
             for r in T.Parallel(rows):
                 row = T.min(first + r, n - 1)
                 seqs[r] = T.if_then_else(first + r < n, row_seq[row], -1)
                 visible[r] = num_visible[row]
+            place_queries(lines, query_pairs, tx)
             TC.fence_proxy_async()
             T.sync_threads()
             for leader in T.serial(rows):
                 sequence = seqs[leader]
                 if sequence >= 0 and (leader == 0 or sequence != seqs[T.max(leader - 1, 0)]):
                     most[0] = 0
-                    least[0] = NOWHERE
                     for r in T.unroll(rows):
                         if seqs[r] == sequence:
                             most[0] = T.max(most[0], visible[r])
-                        least[0] = T.min(least[0], T.if_then_else(seqs[r] == sequence, visible[r], 0))
                     T.sync_threads()  # the sequence before has been served
+                    if not on_tmem:
+                        for r in T.unroll(own_rows):
+                            row = row_of(tx) + r
+                            limits[r] = T.if_then_else(
+                                seqs[row] == sequence and (own_rows < rows or tx % 4 < 2),
+                                visible[row] - key_of(tx) % unit,
+                                -NOWHERE,
+                            )
+                        room[0] = width - part * tiles * tile_keys - key_of(tx)
+                        start[0] = T.cast(first + row_of(tx), "int64") * width + (width - room[0])
                     for u in T.Parallel(units):
                         number = number_of(
                             candidates, first + leader, part * tiles * tile_keys + u * unit, width
@@ -287,12 +318,24 @@ def kernel(heads: int, rows: int, is_float: bool, unit: int, block_size: int, we
                             decode_from_pool(pairs, codes, scales, places, scale_places, tile)
                         else:
                             decode(pairs, powers, raw, words)
-                            load(raw, words, codes, scales, places, scale_places, T.min(tile + 1, tiles - 1))
+                            load(
+                                raw, words, codes, scales, places, scale_places, T.min(tile + 1, count[0] - 1)
+                            )
+                        column = (part * tiles + tile) * tile_keys
                         if on_tmem:
                             TC.fence_proxy_async()
                             T.sync_threads()
                             TC.gemm(decoded, queries, total, transpose_B=True, mbar=arrived, clear_accum=True)
                             T.copy(total, products)
+                            for i, r, h in T.Parallel(tile_keys, rows, heads):
+                                by_row[i, r, h] = weighed(products, factors, i, r * heads + h)
+                            T.reduce_sum(by_row, sums, dim=2)
+                            for i, r in T.Parallel(tile_keys, rows):
+                                entry = numbers[tile * tile_units + i // unit] + i % unit
+                                if seqs[r] == sequence and column + i < width:
+                                    out[T.cast(first + r, "int64") * width + column + i] = T.if_then_else(
+                                        entry < visible[r], sums[i, r], -T.infinity("float32")
+                                    )
                         else:
                             T.gemm(
                                 decoded,
@@ -302,29 +345,18 @@ def kernel(heads: int, rows: int, is_float: bool, unit: int, block_size: int, we
                                 clear_accum=True,
                                 policy=T.GemmWarpPolicy.FullRow,
                             )
-                        for i, r, h in T.Parallel(tile_keys, rows, heads):
-                            # Twice the value where positive, else 0.
-                            by_row[i, r, h] = (
-                                products[i, r * heads + h] + T.abs(products[i, r * heads + h])
-                            ) * factors[r * heads + h]
-                        T.reduce_sum(by_row, sums, dim=2)
-                        column = (part * tiles + tile) * tile_keys
-                        last = numbers[(tile + 1) * tile_units - 1]
-                        if column + tile_keys <= width and last <= least[0] - unit:
-                            for i, r in T.Parallel(tile_keys, rows):
-                                out[first + r, column + i] = sums[i, r]
-                        else:
-                            for i, r in T.Parallel(tile_keys, rows):
-                                number = numbers[tile * tile_units + i // unit]
-                                if seqs[r] == sequence and column + i < width:
-                                    out[first + r, column + i] = T.if_then_else(
-                                        number < visible[r] - i % unit, sums[i, r], -T.infinity("float32")
+                            sum_heads(own, products, factors, tx)
+                            number = numbers[tile * tile_units + key_of(tx) // unit]
+                            for r in T.unroll(own_rows):
+                                if limits[r] > -NOWHERE and tile * tile_keys < room[0]:
+                                    out[start[0] + tile * tile_keys + r * T.cast(width, "int64")] = (
+                                        T.if_then_else(number < limits[r], own[r], -T.infinity("float32"))
                                     )
                     for tile in T.serial(count[0], tiles):
                         for r, i in T.Parallel(rows, tile_keys):
                             column = (part * tiles + tile) * tile_keys + i
                             if seqs[r] == sequence and column < width:
-                                out[first + r, column] = -T.infinity("float32")
+                                out[T.cast(first + r, "int64") * width + column] = -T.infinity("float32")
 
     return index_scores
 
@@ -360,11 +392,12 @@ def run(
         row_seq.contiguous(),
         num_visible.contiguous(),
         row_seq.view(-1, 1) if candidates is None else candidates.contiguous(),
-        out,
+        out.view(-1),
+        width,
         entries,
         rows_per_part(code_pool),
         1 if is_float else rows_per_part(scale_pool),
-        _runs(-(-num_rows // rows), width, _blocks_per_sm(rows * heads), q.device),
+        _runs(-(-num_rows // rows), -(-width // RUN), rows * heads, num_sms(q.device)),
     )
     return out
 
@@ -379,11 +412,21 @@ def _rows_at_once(heads: int, num_rows: int, sequences: int) -> int:
     return 1 if of_sequence == 1 else most if some < of_sequence <= most else some
 
 
-def _blocks_per_sm(columns: int) -> int:
-    return min(blocks for least, blocks in BLOCKS_PER_SM.items() if columns >= least)
+def _for_columns(sizes: dict[int, int], columns: int) -> int:
+    return next(size for least, size in reversed(sizes.items()) if columns >= least)
 
 
-def _runs(groups: int, width: int, blocks_per_sm: int, device: torch.device) -> int:
-    """Runs of keys of a thread block; they change no bits."""
-    wanted = num_sms(device) * blocks_per_sm * WAVES
-    return max(1, min(-(-width // RUN) * groups // wanted, PART_KEYS // RUN))
+@cache
+def _runs(groups: int, all_runs: int, columns: int, sms: int) -> int:
+    """Runs of keys of a thread block, so that all multiprocessors end at about the same time.
+
+    They change no bits.
+    """
+    slots = sms * _for_columns(BLOCKS_PER_SM, columns)
+    most = min(all_runs, _for_columns(PART_KEYS, columns) // RUN)
+
+    def time(runs: int) -> int:
+        blocks = -(-all_runs // runs) * groups
+        return max(-(-blocks // sms), -(-blocks // slots) * ALONE) * (runs + START)
+
+    return min(range(1, most + 1), key=time)

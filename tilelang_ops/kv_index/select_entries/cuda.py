@@ -9,8 +9,8 @@ more than k columns are listed. Whatever it was, the result is exact:
                            the lower column
     it stays below k       the row is read again without a cut
 
-A number that k others, or about as many, are above is found by bisection: a turn counts how many are above
-the middle. There are no bins, so equal or close scores cost no more than others.
+A number that k others, or about as many, are above is found in turns: each counts the numbers between two
+bounds in bins of equal size, as many as there are threads, and leaves the bin where the count is reached.
 """
 
 import torch
@@ -20,6 +20,7 @@ from torch import Tensor
 from tilelang_ops.common.kernels import cuda_kernel
 
 THREADS, LANES = 512, 32
+BIN_BITS = THREADS.bit_length() - 1
 WARPS = THREADS // LANES
 RUN = 4  # columns of a thread that lie together
 RUNS = 2  # of them in a step
@@ -29,11 +30,13 @@ KEEP = 2560  # columns that the list may have before a step
 SAMPLE = 8  # columns of a thread
 SPARE = 1024  # columns above k that are listed, about
 MINUS_INFINITY = 0x007FFFFF  # its ordered number; what is not above is never chosen
-TURNS = 32  # of a bisection
+TURNS = 4  # until a bin holds one number: THREADS ** TURNS >= 2^32
 # What all threads know: columns of the list, all of them above the floor; where in `columns` they lie; how
-# many of those equal to the bound are kept; counts of a bisection.
+# many of those equal to the bound are kept; how many are above two numbers.
 LENGTH, SIDE, WANTED, ABOVE_LOW, ABOVE_HIGH = range(5)
 CUT, FLOOR, LOW, HIGH, BOUND = range(5)
+# Places in `counts`: of the warps in a step, in a turn and in a list; what a turn finds.
+OF_TURN, OF_LIST, FOUND = DEPTH * WARPS, (DEPTH + 1) * WARPS, (DEPTH + 2) * WARPS
 
 
 def ordered(score):
@@ -123,52 +126,65 @@ def append(loaded, part, numbers, columns, counts, state, bounds, step, warp, la
 
 
 @T.macro
-def find_largest(own, items, counts, bounds, warp, lane):
-    """bounds[HIGH]: the largest number that a thread of the block has."""
-    bounds[HIGH] = T.uint32(0)
-    for j in T.unroll(items):
-        bounds[HIGH] = T.max(bounds[HIGH], own[j])
-    bounds[HIGH] = T.warp_reduce_max(bounds[HIGH])
-    if lane == 0:
-        counts[DEPTH * WARPS + warp] = T.reinterpret(bounds[HIGH], "int32")
-    T.sync_threads()
-    bounds[HIGH] = T.reinterpret(counts[DEPTH * WARPS + lane % WARPS], "uint32")
-    bounds[HIGH] = T.warp_reduce_max(bounds[HIGH])
-
-
-@T.macro
-def bisect(own, items, used, counts, state, bounds, least, most, warp, lane):
-    """Moves `low` up and `high` down while more than `most` of the threads' numbers are above `low`.
+def narrow(numbers, bins, counts, state, bounds, least, most, thread, warp, lane):
+    """Moves `low` up and `high` down while more than `most` of the listed numbers are above `low`.
 
     At least `least` numbers stay above `low`, and less than that above `high`.
     """
-    count = T.alloc_local((1,), "int32")
-    for turn in T.serial(TURNS):
+    # In registers: conditions on differences of unsigned numbers lower to nonsense.
+    shift = T.alloc_local((1,), "uint32")
+    last = T.alloc_local((1,), "uint32")
+    distance = T.alloc_local((1,), "uint32")
+    above = T.alloc_local((1,), "int32")
+    higher = T.alloc_local((1,), "int32")
+    for _ in T.serial(TURNS):
         if state[ABOVE_LOW] > most and bounds[HIGH] - bounds[LOW] > T.uint32(1):
-            middle = bounds[LOW] + ((bounds[HIGH] - bounds[LOW]) >> T.uint32(1))
-            first = (DEPTH + 2 + turn % 2) * WARPS
-            count[0] = 0
-            for j in T.unroll(items):
-                if j < used and own[j] > middle:
-                    count[0] = count[0] + 1
-            warp_sum(count, 1)
-            if lane == 0:
-                counts[first + warp] = count[0]
+            last[0] = bounds[HIGH] - bounds[LOW] - T.uint32(1)
+            shift[0] = T.uint32(0)
+            for b in T.unroll(32 - BIN_BITS):
+                if (last[0] >> T.uint32(BIN_BITS + b)) != T.uint32(0):
+                    shift[0] = T.uint32(b + 1)
+            bins[thread] = 0
             T.sync_threads()
-            count[0] = 0
-            if lane < WARPS:
-                count[0] = counts[first + lane]
-            warp_sum(count, 1)
-            if count[0] >= least:
-                bounds[LOW] = middle
-                state[ABOVE_LOW] = count[0]
-            else:
-                bounds[HIGH] = middle
-                state[ABOVE_HIGH] = count[0]
+            for j in T.serial(T.ceildiv(state[LENGTH], THREADS)):
+                at = T.min(j * THREADS + thread, state[LENGTH] - 1)
+                distance[0] = numbers[at] - bounds[LOW] - T.uint32(1)
+                if j * THREADS + thread < state[LENGTH] and distance[0] <= last[0]:
+                    T.atomic_add(bins[T.cast(distance[0] >> shift[0], "int32")], 1)
+            T.sync_threads()
+            # How many are in this thread's bin and those above it.
+            inside = bins[thread]
+            above[0] = inside
+            for step in T.unroll(5):
+                other = T.shfl_down(above[0], 1 << step)
+                if lane + (1 << step) < LANES:
+                    above[0] = above[0] + other
+            if lane == 0:
+                counts[OF_TURN + warp] = above[0]
+            T.sync_threads()
+            higher[0] = 0
+            if lane > warp and lane < WARPS:
+                higher[0] = counts[OF_TURN + lane]
+            warp_sum(higher, 1)
+            above[0] = above[0] + higher[0] + state[ABOVE_HIGH]
+            # Of too few, as of a sample that is mostly -inf, the first bin is left.
+            if above[0] - inside < least and (above[0] >= least or thread == 0):
+                counts[FOUND] = thread
+                counts[FOUND + 1] = above[0]
+                counts[FOUND + 2] = above[0] - inside
+            T.sync_threads()
+            found = T.cast(counts[FOUND], "uint32")
+            # The last bin may hang over `high`, and its end be 2^32.
+            bounds[HIGH] = (
+                bounds[LOW] + T.uint32(1) + T.min(last[0], ((found + T.uint32(1)) << shift[0]) - T.uint32(1))
+            )
+            bounds[LOW] = bounds[LOW] + (found << shift[0])
+            state[ABOVE_LOW] = counts[FOUND + 1]
+            state[ABOVE_HIGH] = counts[FOUND + 2]
 
 
 @T.macro
-def choose_cut(scores, row, width, wanted, counts, state, bounds, warp, lane, vector):
+def choose_cut(scores, row, width, wanted, numbers, bins, counts, state, bounds, thread, warp, lane, vector):
     """A cut that about `wanted` columns are above, from runs of columns that are spread over the row.
 
     A share p of the columns makes a share 1 - (1 - p)^SAMPLE of the largest ones of SAMPLE columns.
@@ -184,64 +200,80 @@ def choose_cut(scores, row, width, wanted, counts, state, bounds, warp, lane, ve
     for _ in T.unroll(SAMPLE.bit_length() - 1):
         share[0] = share[0] * share[0]
     least = T.cast((1.0 - share[0]) * THREADS, "int32")
+    numbers[thread] = best[0]
+    state[LENGTH] = THREADS
     bounds[LOW] = T.uint32(MINUS_INFINITY)
     bounds[HIGH] = T.uint32(0xFFFFFFFF)
     state[ABOVE_LOW] = THREADS
-    bisect(best, 1, 1, counts, state, bounds, least, least + least // 8, warp, lane)
+    state[ABOVE_HIGH] = 0
+    narrow(numbers, bins, counts, state, bounds, least, least + least // 8, thread, warp, lane)
     bounds[CUT] = bounds[LOW]
     bounds[FLOOR] = bounds[LOW]
+    state[LENGTH] = 0
+    T.sync_threads()
 
 
 @T.macro
-def shrink(numbers, columns, counts, state, bounds, k, most, capacity, warp, lane):
+def find_bound(numbers, bins, counts, state, bounds, k, most, thread, warp, lane):
+    """The bound that at least k columns of the list are above, at most `most`; raises the cut.
+
+    If too many have the k-th best number it is the bound, and the first of them stay.
+    """
+    T.sync_threads()
+    bounds[LOW] = bounds[FLOOR]
+    bounds[HIGH] = T.uint32(0xFFFFFFFF)
+    state[ABOVE_LOW] = state[LENGTH]
+    state[ABOVE_HIGH] = 0
+    narrow(numbers, bins, counts, state, bounds, k, most, thread, warp, lane)
+    bounds[BOUND] = bounds[LOW]
+    bounds[FLOOR] = bounds[LOW]
+    state[WANTED] = 0
+    if state[ABOVE_LOW] > most:  # `high` is the k-th best number
+        bounds[BOUND] = bounds[HIGH]
+        bounds[FLOOR] = bounds[HIGH] - T.uint32(1)
+        state[WANTED] = k - state[ABOVE_HIGH]
+    bounds[CUT] = T.max(bounds[CUT], bounds[BOUND])
+
+
+@T.macro
+def places_of(place, sums, counts, warp, lane):
+    """From a warp's columns to those of the warps before it, and of all; better and equal ones in halves."""
+    if lane == 0:
+        counts[OF_LIST + warp] = sums[0]
+    T.sync_threads()
+    sums[0] = 0
+    sums[1] = 0
+    if lane < WARPS:
+        sums[0] = counts[OF_LIST + lane]
+        if lane < warp:
+            sums[1] = sums[0]
+    warp_sum(sums, 2)
+    place[0] = sums[1] & 65535
+    place[1] = sums[1] >> 16
+
+
+@T.macro
+def shrink(numbers, columns, bins, counts, state, bounds, k, most, capacity, thread, warp, lane):
     """Leaves at least k columns of the list, at most `most`, and no one better outside; raises the cut."""
     items = capacity // THREADS
     own = T.alloc_local((items,), "uint32")
     sums = T.alloc_local((2,), "int32")
     place = T.alloc_local((2,), "int32")
     below = (T.uint32(1) << T.cast(lane, "uint32")) - T.uint32(1)
-    T.sync_threads()
+    find_bound(numbers, bins, counts, state, bounds, k, most, thread, warp, lane)
     per_lane = T.ceildiv(state[LENGTH], THREADS)
+    sums[0] = 0
     for j in T.unroll(items):
         own[j] = T.uint32(0)
         at = (warp * per_lane + j) * LANES + lane
         if j < per_lane and at < state[LENGTH]:
             own[j] = numbers[at]
-    find_largest(own, items, counts, bounds, warp, lane)
-    bounds[LOW] = bounds[FLOOR]
-    state[ABOVE_LOW] = state[LENGTH]
-    state[ABOVE_HIGH] = 0
-    bisect(own, items, per_lane, counts, state, bounds, k, most, warp, lane)
-    bounds[BOUND] = bounds[LOW]
-    bounds[FLOOR] = bounds[LOW]
-    state[WANTED] = 0
-    if state[ABOVE_LOW] > most:  # `high` is the k-th best number, which too many have: the first ones stay
-        bounds[BOUND] = bounds[HIGH]
-        bounds[FLOOR] = bounds[HIGH] - T.uint32(1)
-        state[WANTED] = k - state[ABOVE_HIGH]
-    bounds[CUT] = T.max(bounds[CUT], bounds[BOUND])
-
-    # Better ones in the low half, those equal to the bound in the high half.
-    sums[0] = 0
-    for j in T.unroll(items):
-        if j < per_lane:
-            if own[j] > bounds[BOUND]:
-                sums[0] = sums[0] + 1
-            if own[j] == bounds[BOUND]:
-                sums[0] = sums[0] + 65536
+        if own[j] > bounds[BOUND]:
+            sums[0] = sums[0] + 1
+        if own[j] == bounds[BOUND]:
+            sums[0] = sums[0] + 65536
     warp_sum(sums, 1)
-    if lane == 0:
-        counts[(DEPTH + 1) * WARPS + warp] = sums[0]
-    T.sync_threads()
-    sums[0] = 0
-    sums[1] = 0
-    if lane < WARPS:
-        sums[0] = counts[(DEPTH + 1) * WARPS + lane]
-        if lane < warp:
-            sums[1] = sums[0]
-    warp_sum(sums, 2)
-    place[0] = sums[1] & 65535
-    place[1] = sums[1] >> 16
+    places_of(place, sums, counts, warp, lane)
     other = capacity - state[SIDE]
     for j in T.unroll(items):
         if j < per_lane:
@@ -295,7 +327,10 @@ def kernel(k: int, block_size: int, vector: int):
             warp, lane = thread // LANES, thread % LANES
             numbers = T.alloc_shared((capacity,), "uint32")
             columns = T.alloc_shared((2 * capacity,), "int32")
-            counts = T.alloc_shared(((DEPTH + 4) * WARPS,), "int32")
+            bins = T.alloc_shared((THREADS,), "int32")
+            counts = T.alloc_shared((FOUND + 3,), "int32")
+            sums = T.alloc_local((2,), "int32")
+            place = T.alloc_local((2,), "int32")
             loaded = T.alloc_local((DEPTH * RUNS * RUN,), "float32")
             state = T.alloc_local((5,), "int32")
             bounds = T.alloc_local((5,), "uint32")
@@ -307,12 +342,24 @@ def kernel(k: int, block_size: int, vector: int):
                     state[LENGTH] = 0
                     bounds[CUT] = T.uint32(MINUS_INFINITY)
                     bounds[FLOOR] = T.uint32(MINUS_INFINITY)
-                    if attempt == 0 and num_columns > capacity:
-                        choose_cut(
-                            scores, row, num_columns, k + SPARE, counts, state, bounds, warp, lane, vector
-                        )
                     for part in T.unroll(DEPTH):
                         load(loaded, part, scores, row, num_columns, part, warp, lane, vector)
+                    if attempt == 0 and num_columns > capacity:
+                        choose_cut(
+                            scores,
+                            row,
+                            num_columns,
+                            k + SPARE,
+                            numbers,
+                            bins,
+                            counts,
+                            state,
+                            bounds,
+                            thread,
+                            warp,
+                            lane,
+                            vector,
+                        )
                     T.sync_threads()
                     for turn in T.serial(T.ceildiv(num_columns, STEP * DEPTH)):
                         for part in T.unroll(DEPTH):
@@ -323,12 +370,14 @@ def kernel(k: int, block_size: int, vector: int):
                                 shrink(
                                     numbers,
                                     columns,
+                                    bins,
                                     counts,
                                     state,
                                     bounds,
                                     k,
                                     k + k // 2,
                                     capacity,
+                                    thread,
                                     warp,
                                     lane,
                                 )
@@ -345,14 +394,38 @@ def kernel(k: int, block_size: int, vector: int):
                                         lane,
                                         vector,
                                     )
-            shrink(numbers, columns, counts, state, bounds, k, k, capacity, warp, lane)
-            T.sync_threads()
+            find_bound(numbers, bins, counts, state, bounds, k, k, thread, warp, lane)
+            below = (T.uint32(1) << T.cast(lane, "uint32")) - T.uint32(1)
+            per_lane = T.ceildiv(state[LENGTH], THREADS)
+            sums[0] = 0
+            for j in T.serial(per_lane):
+                at = (warp * per_lane + j) * LANES + lane
+                number = T.if_then_else(
+                    at < state[LENGTH], numbers[T.min(at, state[LENGTH] - 1)], T.uint32(0)
+                )
+                better = T.cast(T.ballot(number > bounds[BOUND]), "uint32")
+                equal = T.cast(T.ballot(number == bounds[BOUND]), "uint32")
+                sums[0] = (
+                    sums[0] + T.cast(T.popcount(better), "int32") + 65536 * T.cast(T.popcount(equal), "int32")
+                )
+            places_of(place, sums, counts, warp, lane)
+            for j in T.serial(per_lane):
+                at = (warp * per_lane + j) * LANES + lane
+                number = T.if_then_else(
+                    at < state[LENGTH], numbers[T.min(at, state[LENGTH] - 1)], T.uint32(0)
+                )
+                better = T.cast(T.ballot(number > bounds[BOUND]), "uint32")
+                equal = T.cast(T.ballot(number == bounds[BOUND]), "uint32")
+                rank = place[1] + T.cast(T.popcount(equal & below), "int32")
+                to = place[0] + T.cast(T.popcount(better & below), "int32") + T.min(rank, state[WANTED])
+                if number > bounds[BOUND] or (number == bounds[BOUND] and rank < state[WANTED]):
+                    out[row, to] = entry_of(columns[state[SIDE] + at], blocks, row)
+                place[0] = place[0] + T.cast(T.popcount(better), "int32")
+                place[1] = place[1] + T.cast(T.popcount(equal), "int32")
+            state[LENGTH] = (sums[0] & 65535) + T.min(sums[0] >> 16, state[WANTED])
             for i in T.serial(T.ceildiv(k, THREADS)):
-                at = i * THREADS + thread
-                if at < k:
-                    out[row, at] = -1
-                    if at < state[LENGTH]:
-                        out[row, at] = entry_of(columns[state[SIDE] + at], blocks, row)
+                if i * THREADS + thread >= state[LENGTH] and i * THREADS + thread < k:
+                    out[row, i * THREADS + thread] = -1
 
     return select_entries
 
