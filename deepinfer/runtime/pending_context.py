@@ -15,7 +15,7 @@ from deepinfer.models.base import DraftContext, Drafter
 from deepinfer.runtime.caches import Caches
 
 MAX_BYTES = 64 << 20  # of features that wait
-MAX_ROWS = 512  # that are taken in at once: more gain nothing, and take memory
+MAX_ROWS = 512  # that a CPU takes in at once: more gain nothing, and take memory
 NOBODY = -1  # owner of a row that waits no more
 
 
@@ -182,8 +182,10 @@ class DirectContext:
 
 
 def store(drafter: Drafter, context: DraftContext, caches: Caches) -> None:
-    """Let the drafter take in context, some rows at a time."""
-    for start in range(0, max(1, context.positions.shape[0]), MAX_ROWS):
-        rows = slice(start, start + MAX_ROWS)
+    """Let the drafter take in context; a CPU some rows at a time, a GPU all, which reads the weights once."""
+    num_rows = max(1, context.positions.shape[0])
+    step = MAX_ROWS if context.features.is_cpu else num_rows
+    for start in range(0, num_rows, step):
+        rows = slice(start, start + step)
         part = context.features[rows], context.positions[rows], context.state_slots[rows]
         drafter.store_context(DraftContext(*part, context.max_length), caches)
