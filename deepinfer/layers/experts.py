@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from deepinfer.config import Arithmetic
+from deepinfer.layers.aside import Aside
 from deepinfer.layers.inputs import Inputs
 from deepinfer.ops.experts import routed_experts
 from tilelang_ops.gemm import grouped_linear_mxfp4, grouped_swiglu_mxfp4
-from tilelang_ops.moe import combine_slots, gather_grouped
+from tilelang_ops.moe import SlotOutputs, combine_slots, gather_grouped
 from tilelang_ops.projection import round_rows
 
 
@@ -31,8 +32,8 @@ class RoutedExperts(Protocol):
         expert_weights: Tensor,
         limit: float,
         arithmetic: Arithmetic,
-        shared: Tensor | None = None,
-    ) -> Tensor:
+        shared: Aside[Tensor] | None = None,
+    ) -> Tensor | SlotOutputs:
         """The outputs of each row's experts and of the shared one, added in float32 in order, rounded once.
 
         Args:
@@ -41,10 +42,11 @@ class RoutedExperts(Protocol):
             expert_weights: [M, k] float32.
             limit: bound of the activations.
             arithmetic: whether inputs are rounded.
-            shared: [M, H] the shared expert's output, the dtype of `x`, the last to be added; None for none.
+            shared: [M, H] the shared expert's output, the dtype of `x`, added last;
+                None for none.
 
         Returns:
-            [M, H] the dtype of `x`; float32 without `shared`.
+            [M, H] the dtype of `x`, or what adds up to it; float32 without `shared`.
         """
 
 
@@ -69,7 +71,7 @@ class Experts:
         expert_weights: Tensor,
         limit: float,
         arithmetic: Arithmetic,
-        shared: Tensor | None = None,
+        shared: Aside[Tensor] | None = None,
     ) -> Tensor:
         """As `RoutedExperts`."""
         assert isinstance(x, Tensor), "these experts take rows as they are"
@@ -82,7 +84,7 @@ class Experts:
             limit,
             round_inputs=self.quantized and arithmetic.quantize_activations,
         )
-        return routed if shared is None else (routed + shared).to(x.dtype)
+        return routed if shared is None else (routed + shared.result()).to(x.dtype)
 
 
 @dataclass(frozen=True)
@@ -110,8 +112,8 @@ class PackedExperts:
         expert_weights: Tensor,
         limit: float,
         arithmetic: Arithmetic,
-        shared: Tensor | None = None,
-    ) -> Tensor:
+        shared: Aside[Tensor] | None = None,
+    ) -> Tensor | SlotOutputs:
         """As `RoutedExperts`; every size is a bound made from shapes, nothing waits for the device."""
         rounds = arithmetic.quantize_activations
         if isinstance(x, Inputs):
@@ -131,6 +133,6 @@ class PackedExperts:
             round_output=rounds,
         )
         outputs = grouped_linear_mxfp4(product, self.w2, grouped.offsets, self.hidden)
-        return combine_slots(
-            outputs, grouped.places, None, shared, torch.float32 if shared is None else rows.dtype
-        )
+        if shared is None:
+            return combine_slots(outputs, grouped.places, None, None, torch.float32)
+        return SlotOutputs(outputs, grouped.places, shared.result())

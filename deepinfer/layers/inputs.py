@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from deepinfer.layers.rows import take_rows
@@ -28,6 +29,13 @@ class Inputs:
         rows = self.rounded if self.values is None else self.values
         assert rows is not None
         return rows.shape[0]
+
+    @property
+    def device(self) -> torch.device:
+        """Where they are."""
+        rows = self.rounded if self.values is None else self.values
+        assert rows is not None
+        return rows.device
 
     def take(self, places: Tensor) -> Inputs:
         """The rows at `places` ([k] int64)."""

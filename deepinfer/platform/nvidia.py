@@ -47,7 +47,7 @@ class CudaQueue:
     def __init__(self, device: torch.device, guard: SyncGuard) -> None:
         self.device = device
         self._guard = guard
-        self.stream = self._stream = torch.cuda.Stream(device)
+        self.stream = self._stream = torch.cuda.Stream(device, priority=-1)  # before work aside
         self._copies = torch.cuda.Stream(device)
         self._last_fetch: torch.cuda.Event | None = None
 

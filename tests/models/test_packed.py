@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -12,9 +14,11 @@ from torch import Tensor
 from deepinfer.checkpoint.errors import CheckpointError
 from deepinfer.checkpoint.reader import CheckpointReader
 from deepinfer.config import ARITHMETICS
+from deepinfer.layers.aside import Aside
 from deepinfer.layers.experts import PackedExperts
 from deepinfer.layers.linear import DenseLinear, Fp8Linear
 from deepinfer.layers.rotary import RotaryTable, RotaryTables, plain_frequencies
+from deepinfer.models.deepseek_v41 import hyper_connection, moe
 from deepinfer.models.deepseek_v41.device_rows import DeviceRows, ListSizes
 from deepinfer.models.deepseek_v41.needed_rows import NeededRows
 from deepinfer.models.deepseek_v41.rows import RowSet
@@ -200,6 +204,48 @@ def test_padding_rows_write_nowhere(device: str) -> None:
         is_free = (pool == 0xFF).all(1)
         assert is_free.any() and torch.equal(is_free, (other == 0xFF).all(1))
         assert (pool != other).float().mean() < 1e-2
+
+
+class Late(Aside[Any]):
+    """Work that runs when its result is asked for: the other extreme of what a second queue may do."""
+
+    def __init__(self, work: Callable[..., Any], inputs: tuple[Any, ...], asked: Counter[str]) -> None:
+        super().__init__(None)
+        self._work, self._inputs, self._asked = work, inputs, asked
+        self._is_made = False
+
+    def result(self) -> Any:
+        if not self._is_made:
+            self._is_made = True
+            self._value = self._work(*self._inputs)
+            self._asked[self._work.__name__] += 1
+        return self._value
+
+
+def test_work_aside_may_come_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bits are the same whether work aside runs at once or at last, and all of it is asked for."""
+    model, drafter = packed_model("tiny-quant")
+    tokens = golden("tiny-quant").prompts["len129"][:40]
+    begun, asked = Counter[str](), Counter[str]()
+
+    def late(_: torch.device, work: Callable[..., Any], *inputs: Any) -> Late:
+        begun[work.__name__] += 1
+        return Late(work, inputs, asked)
+
+    results = []
+    for is_late in (False, True):
+        if is_late:
+            for module in (hyper_connection, moe):
+                monkeypatch.setattr(module, "aside", late)
+        harness = DraftHarness(model, drafter, fold_map("tiny-quant"), num_seqs=1)
+        seq = harness.add(tokens)
+        logits = [harness.step([(seq, 35)], "all"), harness.step([(seq, 4)], "all", decode=True)]
+        drafts = harness.propose([seq], [int(logits[-1][-1].argmax())])
+        results.append([*logits, drafts.logits, harness.caches.slots, harness.caches.blocks])
+    for plain, other in zip(*results, strict=True):
+        assert_same_bits(other, plain, "late")
+    assert begun == asked
+    assert set(begun) == {"_mix", "shared"}
 
 
 def _padded(values: Tensor, rows: int) -> Tensor:

@@ -80,7 +80,7 @@ def observe(
 
     def final_streams(result: Streams, *_: Any) -> None:
         record.add("streams_final", result.settled().values)
-        record.add("pre_mix_final", result.pre)
+        record.add("pre_mix_final", result.mixes.pre)
 
     layers[-1] = Spy(layers[-1], feed_forward=final_streams)
     norm = Spy(model.norm, call=lambda result, _: record.add("hidden", result))
@@ -96,7 +96,7 @@ def _observed(layer: Layer, record: Record) -> Layer:
             if name == "attn_hc" and layer.engram is None:
                 record.add(f"{number}.streams_in", streams.values)
             for part in ("pre", "post", "comb"):
-                record.add(f"{number}.{name}.{part}", getattr(streams, part))
+                record.add(f"{number}.{name}.{part}", getattr(streams.mixes, part))
 
         return report
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from deepinfer.checkpoint.errors import CheckpointError
 from deepinfer.checkpoint.safetensors_header import DTYPE_BYTES, TensorInfo
 from deepinfer.config import Arithmetic
+from deepinfer.layers.aside import Aside
 from deepinfer.layers.experts import RoutedExperts
 from deepinfer.layers.inputs import Inputs
 from deepinfer.models.deepseek_v41.config import DeepseekV41Config
@@ -144,7 +145,7 @@ class EvenExperts:
         expert_weights: Tensor,
         limit: float,
         arithmetic: Arithmetic,
-        shared: Tensor | None = None,
+        shared: Aside[Tensor] | None = None,
     ) -> Tensor:
         """As `RoutedExperts`."""
         num_rows = expert_ids.shape[0]

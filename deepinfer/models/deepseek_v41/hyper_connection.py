@@ -6,18 +6,20 @@ over them and `comb` mixes them among themselves. The scheme is single-pass: a s
 serve its own sublayer, its `pre` serves the next one, so collapsing never waits for the site's product.
 
 Adding an output is lazy: `Streams` keeps it pending, and the next site computes new streams, their
-mean square and the collapsed input in one operator. A kernel that also does the product and the
-coefficients takes the place of `HyperConnection.__call__`.
+mean square and the collapsed input in one operator. Nothing needs a site's mixes before that, so a GPU makes
+them aside, beside the sublayer.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from deepinfer.config import Arithmetic
+from deepinfer.layers.aside import Aside, aside
 from deepinfer.layers.embedding import Embedding
 from deepinfer.layers.inputs import Inputs
 from deepinfer.layers.linear import DenseLinear, Projection
@@ -33,6 +35,22 @@ from tilelang_ops.hyper_connection import (
     project_mix,
     start_streams,
 )
+from tilelang_ops.moe import SlotOutputs
+
+
+class Mixes(NamedTuple):
+    """What a site computes.
+
+    Attributes:
+        pre: [n, m] float32, the mix that collapses the streams for the next sublayer.
+        post: [n, m] float32 and
+        comb: [n, m, m] float32, the mixes that add the output of the sublayer being computed; None before
+            the first site.
+    """
+
+    pre: Tensor
+    post: Tensor | None = None
+    comb: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -41,26 +59,28 @@ class Streams:
 
     Attributes:
         values: [n, m, hidden] compute dtype.
-        pre: [n, m] float32, the mix that collapses the streams for the next sublayer.
-        post: [n, m] float32 and
-        comb: [n, m, m] float32, the mixes that add the output of the sublayer being computed; None before
-            the first site.
-        output: [n, hidden] compute dtype, a sublayer's output that `values` does not hold yet.
+        making: the mixes of the site behind, which may be under way.
+        output: [n, hidden] compute dtype, a sublayer's output that `values` does not hold yet, or what adds
+            up to it.
     """
 
     values: Tensor
-    pre: Tensor
-    post: Tensor | None = None
-    comb: Tensor | None = None
-    output: Tensor | None = None
+    making: Aside[Mixes]
+    output: Tensor | SlotOutputs | None = None
 
     @classmethod
     def start(cls, embed: Embedding, token_ids: Tensor, num_streams: int) -> Streams:
         """Every stream a copy of the embedding of the row's token ([n] int32); the first sublayer reads
         stream 0."""
-        return cls(*start_streams(embed.weight, token_ids, num_streams, embed.dtype))
+        values, pre = start_streams(embed.weight, token_ids, num_streams, embed.dtype)
+        return cls(values, Aside(Mixes(pre)))
 
-    def add(self, output: Tensor) -> Streams:
+    @property
+    def mixes(self) -> Mixes:
+        """Those of the site behind; what is launched from here on comes behind them."""
+        return self.making.result()
+
+    def add(self, output: Tensor | SlotOutputs) -> Streams:
         """With a sublayer's output ([n, hidden]) pending."""
         return replace(self, output=output)
 
@@ -68,13 +88,18 @@ class Streams:
         """With nothing pending."""
         if self.output is None:
             return self
-        values = expand_streams(self.values, self.output, self.post, self.comb)
+        _, post, comb = self.mixes
+        values = expand_streams(self.values, _added(self.output), post, comb)
         return replace(self, values=values, output=None)
 
     def take(self, places: Tensor) -> Streams:
         """The rows at `places` ([k] int64)."""
-        parts = (self.values, self.pre, self.post, self.comb, self.output)
-        return Streams(*(None if part is None else take_rows(part, places) for part in parts))
+
+        def taken(part: Tensor | None) -> Tensor | None:
+            return None if part is None else take_rows(part, places)
+
+        mixes = Mixes(*(taken(part) for part in self.mixes))
+        return Streams(take_rows(self.values, places), Aside(mixes), taken(_added(self.output)))
 
     def mean(self) -> Tensor:
         """[n, hidden] mean of the streams in float32, rounded once; nothing may be pending."""
@@ -83,13 +108,17 @@ class Streams:
 
     def collapse(self, norm: RMSNorm | None = None) -> Tensor:
         """[n, hidden]: settle and collapse with the last mix, after the last sublayer; then the norm."""
-        pending = (self.output, self.post, self.comb)
+        pre, post, comb = self.mixes
         if norm is None or self.values.is_cpu:
-            collapsed = advance_streams(self.values, self.pre, *pending)[1]
+            collapsed = advance_streams(self.values, pre, _added(self.output), post, comb)[1]
             return collapsed if norm is None else norm(collapsed)
-        values = advance_norm(self.values, self.pre, norm.weight, norm.eps, *pending).values
+        values = advance_norm(self.values, pre, norm.weight, norm.eps, self.output, post, comb).values
         assert values is not None
         return values
+
+
+def _added(output: Tensor | SlotOutputs | None) -> Tensor | None:
+    return output.combined() if isinstance(output, SlotOutputs) else output
 
 
 @dataclass(frozen=True)
@@ -131,10 +160,11 @@ class HyperConnection:
 
     def __call__(self, streams: Streams) -> tuple[Tensor, Streams]:
         """The sublayer's input before its norm, [n, hidden], and settled streams with this site's mixes."""
+        pre, post, comb = streams.mixes
         values, collapsed, mean_square = advance_streams(
-            streams.values, streams.pre, streams.output, streams.post, streams.comb
+            streams.values, pre, _added(streams.output), post, comb
         )
-        return collapsed, self._mixed(values, mean_square)
+        return collapsed, Streams(values, aside(values.device, self._mix, values, mean_square))
 
     def normed(self, streams: Streams, norm: RMSNorm, *, keeps_values: bool) -> tuple[Inputs, Streams]:
         """As the call, with the sublayer's input behind its norm, for products on a device.
@@ -145,42 +175,46 @@ class HyperConnection:
             keeps_values: some product takes the input as it is, not rounded.
         """
         rounds = self.arithmetic.quantize_activations
+        pre, post, comb = streams.mixes
         advanced = advance_norm(
             streams.values,
-            streams.pre,
+            pre,
             norm.weight,
             norm.eps,
             streams.output,
-            streams.post,
-            streams.comb,
+            post,
+            comb,
             keeps_values=keeps_values or not rounds,
             rounds=rounds,
         )
-        return Inputs(advanced.values, advanced.rounded), self._mixed(advanced.streams, advanced.mean_square)
+        making = aside(streams.values.device, self._mix, advanced.streams, advanced.mean_square)
+        return Inputs(advanced.values, advanced.rounded), Streams(advanced.streams, making)
 
-    def _mixed(self, values: Tensor, mean_square: Tensor) -> Streams:
-        """Settled streams [n, m, hidden] with this site's mixes, from their mean square [n] float32."""
+    def _mix(self, values: Tensor, mean_square: Tensor) -> Mixes:
+        """This site's mixes, from settled streams [n, m, hidden] and their mean square [n] float32."""
         if isinstance(self.project, DenseLinear):
-            mixes = project_mix(
-                values,
-                self.project.weight,
+            return Mixes(
+                *project_mix(
+                    values,
+                    self.project.weight,
+                    mean_square,
+                    self.scale,
+                    self.base,
+                    num_parts=self.project.num_parts,
+                    num_rounds=self.num_rounds,
+                    eps=self.eps,
+                    norm_eps=self.norm_eps,
+                )
+            )
+        return Mixes(
+            *mix_coefficients(
+                self.project(values.flatten(1), self.arithmetic, torch.float32),
                 mean_square,
                 self.scale,
                 self.base,
-                num_parts=self.project.num_parts,
+                num_streams=self.num_streams,
                 num_rounds=self.num_rounds,
                 eps=self.eps,
                 norm_eps=self.norm_eps,
             )
-            return Streams(values, *mixes)
-        pre, post, comb = mix_coefficients(
-            self.project(values.flatten(1), self.arithmetic, torch.float32),
-            mean_square,
-            self.scale,
-            self.base,
-            num_streams=self.num_streams,
-            num_rounds=self.num_rounds,
-            eps=self.eps,
-            norm_eps=self.norm_eps,
         )
-        return Streams(values, pre, post, comb)

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from deepinfer.config import Arithmetic
+from deepinfer.layers.aside import Aside
 from deepinfer.layers.inputs import Inputs
 from deepinfer.layers.norm import RMSNorm
 from deepinfer.models.deepseek_v41.attention import Attention
 from deepinfer.models.deepseek_v41.config import DeepseekV41Config
 from deepinfer.models.deepseek_v41.engram import Engram
-from deepinfer.models.deepseek_v41.hyper_connection import HyperConnection, Streams
+from deepinfer.models.deepseek_v41.hyper_connection import HyperConnection, Mixes, Streams
 from deepinfer.models.deepseek_v41.moe import MoE
 from deepinfer.models.deepseek_v41.weights import Weights
 
@@ -71,7 +72,10 @@ class Layer:
         )
 
     def enter(
-        self, streams: Streams, table_rows: Tensor | None, is_image: Tensor | None = None
+        self,
+        streams: Streams,
+        table_rows: Tensor | None,
+        is_image: Tensor | None = None,
     ) -> tuple[Tensor | Inputs, Streams]:
         """Engram, then the attention's site and norm.
 
@@ -85,7 +89,8 @@ class Layer:
         """
         if self.engram is not None:
             settled = streams.settled()
-            streams = Streams(self.engram(settled.values, table_rows, is_image), settled.pre)
+            values = self.engram(settled.values, table_rows, is_image)
+            streams = Streams(values, Aside(Mixes(settled.mixes.pre)))
         if self.is_packed:
             return self.attn_hc.normed(streams, self.attn_norm, keeps_values=self.attention.takes_values)
         x, streams = self.attn_hc(streams)

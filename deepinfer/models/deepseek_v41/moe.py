@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from deepinfer.config import Arithmetic
+from deepinfer.layers.aside import aside
 from deepinfer.layers.experts import RoutedExperts
 from deepinfer.layers.inputs import Inputs
 from deepinfer.layers.linear import Projection
 from deepinfer.models.deepseek_v41.config import DeepseekV41Config
 from deepinfer.models.deepseek_v41.weights import Weights
-from tilelang_ops.moe import route_topk, swiglu
+from tilelang_ops.moe import SlotOutputs, route_topk, swiglu
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class MoE:
             arithmetic=arithmetic,
         )
 
-    def __call__(self, x: Tensor | Inputs, is_image: Tensor | None = None) -> Tensor:
+    def __call__(self, x: Tensor | Inputs, is_image: Tensor | None = None) -> Tensor | SlotOutputs:
         """Routed and shared experts of every row, added in float32 and rounded once.
 
         Args:
@@ -74,10 +75,11 @@ class MoE:
             is_image: [n] bool, tokens of images; None when there is none.
 
         Returns:
-            [n, hidden], the dtype of `x`.
+            [n, hidden], the dtype of `x`, or on a device what adds up to it.
         """
+        shared = aside(x.device, self.shared, x)
         ids, weights = self.route(x, is_image)
-        return self.experts(x, ids, weights, self.limit, self.arithmetic, self.shared(x))
+        return self.experts(x, ids, weights, self.limit, self.arithmetic, shared)
 
     def route(self, x: Tensor | Inputs, is_image: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Chosen experts [n, k] int32, best first, and their weights [n, k] float32."""

@@ -22,6 +22,7 @@ from tilelang_ops.hyper_connection.mix_coefficients.reference import sinkhorn
 from tilelang_ops.hyper_connection.project_mix import cuda as project_mix
 from tilelang_ops.hyper_connection.start_streams import cuda as start
 from tilelang_ops.hyper_connection.start_streams import reference as start_reference
+from tilelang_ops.moe import SlotOutputs
 
 
 def _close(actual: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
@@ -55,7 +56,7 @@ def test_advance_expand_collapse(run_kernel: KernelRunner, dtype: torch.dtype, w
     assert_same_bits(alone[0], new[1], "a row alone")
 
 
-def test_advance_norm(run_kernel: KernelRunner) -> None:
+def test_advance_norm(run_kernel: KernelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     """The streams are those of `advance_streams`; the vector is the norm of its collapsed one."""
     n, m, width, eps = 3, 4, 96, 1e-6
     streams, output = torch.randn(n, m, width).bfloat16(), torch.randn(n, width).bfloat16()
@@ -71,6 +72,16 @@ def test_advance_norm(run_kernel: KernelRunner) -> None:
     codes, scales = encode_fp8(actual.values)
     assert_same_bits(actual.codes, codes, "codes")
     assert_same_bits(actual.scales, scales, "scales")
+    slots = SlotOutputs(
+        torch.randn(2 * n, width).bfloat16(),
+        torch.randint(-1, 2 * n, (n, 6), dtype=torch.int32),
+        torch.randn(n, width).bfloat16(),
+    )
+    whole, _ = run_kernel(advance_norm, streams, pre, weight, eps, slots.combined(), post, comb, True, True)
+    monkeypatch.setattr(advance_norm, "MANY_ROWS", n)
+    parts, _ = run_kernel(advance_norm, streams, pre, weight, eps, slots, post, comb, True, True)
+    for name in ("streams", "mean_square", "values", "codes", "scales"):
+        assert_same_bits(getattr(parts, name), getattr(whole, name), f"{name} of slots")
     bare, _ = run_kernel(advance_norm, new[1:2], pre[1:2], weight, eps, None, None, None, False, False, True)
     assert bare.values is bare.codes is None
     rounded = decode_fp8(actual.codes, actual.scales).bfloat16()

@@ -11,20 +11,39 @@ from tilelang_ops.common.kernels import cuda_kernel
 from tilelang_ops.common.numerics import E4M3
 from tilelang_ops.common.sizes import ModelSizes
 from tilelang_ops.hyper_connection.advance_norm.op import Advanced
+from tilelang_ops.moe.combine_slots.op import SlotOutputs
 
 THREADS = 128
 GROUP = 32
 NORM_BLOCKS = 4  # of an SM; without a bound the norm's variant holds too much at once
+SLOT_BLOCKS = 2  # where it adds up slots besides
+MANY_ROWS = 512  # from here on that is faster than another launch
 
 
 def _builds(model: ModelSizes) -> list[dict[str, Any]]:
+    normed = {"collapsed": "norm"}
+    rounded, kept = ("rounded", False), ("rounded", True)
     kinds = [
-        {"expands": expands, "collapsed": "norm", "keeps_values": keeps, "encoding": encoding}
-        for expands in (True, False)
-        for keeps, encoding in ((True, ""), (True, "rounded"), (False, "rounded"))
+        {"expands": True, **normed, "keeps_values": keeps, "encoding": encoding, "num_slots": slots}
+        for slots, forms in (
+            (model.num_experts_per_tok, (kept, rounded, ("", True))),
+            (model.dspark_num_experts_per_tok, (rounded, ("", True))),
+        )
+        for encoding, keeps in forms
     ]
     kinds += [
-        {"expands": expands, "collapsed": collapsed, "keeps_values": False, "encoding": ""}
+        {"expands": expands, **normed, "keeps_values": keeps, "encoding": encoding, "num_slots": 0}
+        for expands in (True, False)
+        for encoding, keeps in (("", True), kept, rounded)
+    ]
+    kinds += [
+        {
+            "expands": expands,
+            "collapsed": collapsed,
+            "keeps_values": False,
+            "encoding": "",
+            "num_slots": 0,
+        }
         for expands, collapsed in ((True, "plain"), (False, "plain"), (True, ""))
     ]
     return [
@@ -33,7 +52,9 @@ def _builds(model: ModelSizes) -> list[dict[str, Any]]:
     ]
 
 
-@cuda_kernel(builds=_builds)
+# Rows are those of the launch, and places lie within the outputs. A check before each load would let that of
+# the next slot wait for it.
+@cuda_kernel(builds=_builds, pass_configs={"tl.disable_safe_memory_legalize": True})
 def kernel(
     width: int,
     num_streams: int,
@@ -42,12 +63,15 @@ def kernel(
     collapsed: str,
     keeps_values: bool,
     encoding: str,
+    num_slots: int,
 ):
-    """`expands` adds a pending output; `collapsed` is "plain", "norm" or "" for no collapsed vector; the
-    `encoding` of the normalised one is "codes", "rounded" or "" for none."""
+    """`expands` adds a pending output, or with slots the sum of those of experts and of a shared one;
+    `collapsed` is "plain", "norm" or "" for no collapsed vector; the `encoding` of the normalised one is
+    "codes", "rounded" or "" for none."""
     quantizes = encoding != ""
     code_type = source if encoding == "rounded" else "float8_e4m3fn"
     n = T.dynamic("n")
+    num_outputs = T.dynamic("num_outputs") if num_slots > 0 else n
     m = num_streams
     step = 8 if width % 8 == 0 else 1  # channels of a thread at a time
     parts = width // step
@@ -60,7 +84,9 @@ def kernel(
     def advance_norm(
         streams: T.Tensor((n, m, width), source),
         pre: T.Tensor((n, m), "float32"),
-        output: T.Tensor((n, width), source),
+        output: T.Tensor((num_outputs, width), source),
+        places: T.Tensor((n, max(1, num_slots)), "int32"),
+        shared: T.Tensor((n, width), source),
         post: T.Tensor((n, m), "float32"),
         comb: T.Tensor((n, m, m), "float32"),
         weight: T.Tensor((width,), "float32"),
@@ -72,7 +98,7 @@ def kernel(
         eps: T.float32,
     ):
         with T.Kernel(n, threads=THREADS) as row:
-            T.annotate_min_blocks_per_sm(NORM_BLOCKS if norms else 1)
+            T.annotate_min_blocks_per_sm(1 if not norms else NORM_BLOCKS if num_slots == 0 else SLOT_BLOCKS)
             squares = T.alloc_fragment((quads, 4), "float32")
             quad_sums = T.alloc_fragment((quads,), "float32")
             total = T.alloc_fragment((1,), "float32")
@@ -82,6 +108,10 @@ def kernel(
             mix = T.alloc_local((m, m), "float32")
             spread = T.alloc_local((m,), "float32")
             weights = T.alloc_local((m,), "float32")
+            if num_slots > 0:
+                place = T.alloc_local((num_slots,), "int32")
+                for s in T.serial(num_slots):
+                    place[s] = places[row, s]
             if expands:
                 for i, j in T.grid(m, m):
                     mix[i, j] = comb[row, i, j]
@@ -106,7 +136,24 @@ def kernel(
                     for i in T.unroll(m):
                         for k in T.vectorized(step):
                             old[i, k] = T.cast(streams[row, i, p * step + k], "float32")
-                    if expands:
+                    if num_slots > 0:
+                        part = T.alloc_local((num_slots, step), source)
+                        for s in T.unroll(num_slots):
+                            for k in T.vectorized(step):
+                                part[s, k] = output[T.max(place[s], 0), p * step + k]
+                        for k in T.unroll(step):
+                            added[k] = 0.0
+                        for s in T.unroll(num_slots):
+                            for k in T.unroll(step):
+                                added[k] = T.if_then_else(
+                                    place[s] >= 0, added[k] + T.cast(part[s, k], "float32"), added[k]
+                                )
+                        for k in T.vectorized(step):
+                            part[0, k] = shared[row, p * step + k]
+                        for k in T.unroll(step):
+                            added[k] = added[k] + T.cast(part[0, k], "float32")
+                            added[k] = T.cast(T.cast(added[k], source), "float32")
+                    elif expands:
                         for k in T.vectorized(step):
                             added[k] = T.cast(output[row, p * step + k], "float32")
                     for j in T.unroll(m):
@@ -204,7 +251,7 @@ def launch(
     streams: Tensor,
     pre: Tensor | None,
     norm: tuple[Tensor, float] | None,
-    pending: tuple[Tensor, Tensor, Tensor] | None,
+    pending: tuple[Tensor | SlotOutputs, Tensor, Tensor] | None,
     *,
     keeps_values: bool,
     encoding: str,
@@ -222,6 +269,9 @@ def launch(
     elif encoding:
         codes = streams.new_empty(num_rows, width, dtype=torch.uint8)
         scales = streams.new_empty(num_rows, width // GROUP, dtype=torch.uint8)
+    output = None if pending is None else pending[0]
+    slots = output if isinstance(output, SlotOutputs) else None
+    output = output if slots is None else slots.outputs
     if num_rows > 0:
         program = kernel(
             width=width,
@@ -231,12 +281,17 @@ def launch(
             collapsed="" if pre is None else "plain" if norm is None else "norm",
             keeps_values=keeps_values,
             encoding=encoding,
+            num_slots=0 if slots is None else slots.places.shape[1],
         )
         weight, eps = norm or (None, 0.0)
-        mixes = [None if t is None else t.contiguous() for t in (pre, *(pending or (None, None, None)))]
+        of_slots = (None, None) if slots is None else (slots.places, slots.shared)
+        pre, output, post, comb = (
+            None if t is None else t.contiguous() for t in (pre, output, *(pending or (None, None, None))[1:])
+        )
         new = None if pending is None else advanced
         encoded = rounded if codes is None else codes.view(E4M3)
-        program(streams, *mixes, weight, new, mean_square, values, encoded, scales, eps)
+        outputs = (new, mean_square, values, encoded, scales)
+        program(streams, pre, output, *of_slots, post, comb, weight, *outputs, eps)
     return Advanced(advanced, mean_square, values, codes, scales, rounded)
 
 
@@ -245,13 +300,15 @@ def run(
     pre: Tensor,
     weight: Tensor,
     eps: float,
-    output: Tensor | None,
+    output: Tensor | SlotOutputs | None,
     post: Tensor | None,
     comb: Tensor | None,
     keeps_values: bool,
     quantizes: bool,
     rounds: bool = False,
 ) -> Advanced:
+    if isinstance(output, SlotOutputs) and streams.shape[0] < MANY_ROWS:
+        output = output.combined()
     pending = None if output is None else (output, post, comb)
     encoding = "rounded" if rounds else "codes" if quantizes else ""
     return launch(streams, pre, (weight, eps), pending, keeps_values=keeps_values, encoding=encoding)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from tilelang_ops.common.dispatch import backend
+from tilelang_ops.moe.combine_slots.op import SlotOutputs
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ def advance_norm(
     pre: Tensor,
     weight: Tensor,
     eps: float,
-    output: Tensor | None = None,
+    output: Tensor | SlotOutputs | None = None,
     post: Tensor | None = None,
     comb: Tensor | None = None,
     *,
@@ -47,6 +48,7 @@ def advance_norm(
 
     Args:
         streams: [n, m, width]; it, pre, output, post and comb are as in `advance_streams`.
+        output: also what `combine_slots` would add up to it.
         weight, eps: as in `rms_norm`.
         keeps_values, quantizes, rounds: which forms of the normalised vector to hand out, at least one and
             not both of the latter.

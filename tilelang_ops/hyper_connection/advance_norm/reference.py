@@ -7,6 +7,7 @@ from torch import Tensor
 from tilelang_ops.common.numerics import decode_fp8, encode_fp8
 from tilelang_ops.hyper_connection.advance_norm.op import Advanced
 from tilelang_ops.hyper_connection.advance_streams import reference as advance_streams
+from tilelang_ops.moe.combine_slots.op import SlotOutputs
 from tilelang_ops.norm.rms_norm import reference as rms_norm
 
 
@@ -15,13 +16,15 @@ def run(
     pre: Tensor,
     weight: Tensor,
     eps: float,
-    output: Tensor | None,
+    output: Tensor | SlotOutputs | None,
     post: Tensor | None,
     comb: Tensor | None,
     keeps_values: bool,
     quantizes: bool,
     rounds: bool = False,
 ) -> Advanced:
+    if isinstance(output, SlotOutputs):
+        output = output.combined()
     streams, collapsed, mean_square = advance_streams.run(streams, pre, output, post, comb)
     values = rms_norm.run(collapsed, weight, eps)
     codes, scales = encode_fp8(values) if quantizes else (None, None)

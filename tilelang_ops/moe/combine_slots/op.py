@@ -2,10 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from tilelang_ops.common.dispatch import backend
+
+
+@dataclass(frozen=True)
+class SlotOutputs:
+    """Outputs that nobody has added yet, in the dtype of their sum.
+
+    Attributes:
+        outputs: [places, width],
+        places: [n, k] int32 and
+        shared: [n, width] as in `combine_slots`; the outputs carry their weights.
+    """
+
+    outputs: Tensor
+    places: Tensor
+    shared: Tensor
+
+    def combined(self) -> Tensor:
+        """[n, width] their sum."""
+        return combine_slots(self.outputs, self.places, None, self.shared)
 
 
 def combine_slots(
