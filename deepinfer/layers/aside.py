@@ -15,7 +15,8 @@ launches that were before it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -60,7 +61,7 @@ class Aside(Generic[T]):
 
 def aside(device: torch.device, work: Callable[..., T], *inputs: Any) -> Aside[T]:
     """Launch `work(*inputs)`, which writes nothing but what it returns, aside."""
-    if device.type != "cuda":
+    if device.type != "cuda" or _nothing_is_aside:
         return Aside(work(*inputs))
     queue = _queue_beside(torch.cuda.current_stream(device))
     queue.side.wait_stream(queue.main)
@@ -69,6 +70,17 @@ def aside(device: torch.device, work: Callable[..., T], *inputs: Any) -> Aside[T
         done = queue.side.record_event()
     queue.num_begun += 1
     return Aside(value, queue, inputs, done)
+
+
+@contextmanager
+def nothing_aside() -> Iterator[None]:
+    """Inside, work runs where it is launched: kernels that share the device take longer than each alone."""
+    global _nothing_is_aside
+    before, _nothing_is_aside = _nothing_is_aside, True
+    try:
+        yield
+    finally:
+        _nothing_is_aside = before
 
 
 @dataclass
@@ -92,6 +104,7 @@ class _SideQueue:
             self.num_joined = number
 
 
+_nothing_is_aside = False
 _queues: dict[int, _SideQueue] = {}  # by the handle of the main stream
 
 

@@ -2,7 +2,7 @@
 
 Parts of the model are wrapped while `components_marked` is entered. On a GPU torch's profiler gives the
 kernels and the places of their launches; a kernel belongs to the innermost marked part that launched it, but
-all that the drafter launches is the drafter's. On a CPU the parts' own time is taken.
+all that the drafter launches is the drafter's. Nothing runs aside meanwhile. On a CPU the parts' own time is taken.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from deepinfer.layers.aside import nothing_aside
 from deepinfer.models.deepseek_v41 import attention, dspark, engram, hyper_connection, indexer, model, moe
 from deepinfer.sampling import sampler
 
@@ -125,7 +126,7 @@ def profile_steps(run: Callable[[], None], num_steps: int) -> Profile:
         return Profile({name: 1e3 * s / num_steps for name, s in marks.seconds.items()}, [])
     torch.cuda.synchronize()  # what runs already was launched by nobody that is marked
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-    with components_marked(), torch.profiler.profile(activities=activities) as profiler:
+    with components_marked(), nothing_aside(), torch.profiler.profile(activities=activities) as profiler:
         for _ in range(num_steps):
             run()
         torch.cuda.synchronize()

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from deepinfer.layers import aside as module
-from deepinfer.layers.aside import aside
+from deepinfer.layers.aside import aside, nothing_aside
 from tests.support.compare import assert_same_bits
 
 CUDA = torch.device("cuda", 0)
@@ -73,6 +73,14 @@ def test_who_waits(log: list[str]) -> None:
     third = aside(CUDA, lambda: log.append("third"))
     third.result()
     assert log[-1] == "main waits for mark 12"
+
+
+def test_nothing_aside(log: list[str]) -> None:
+    with nothing_aside():
+        aside(CUDA, lambda: log.append("work")).result()
+    assert log == ["work"]
+    aside(CUDA, lambda: None)
+    assert len(log) > 1
 
 
 def test_what_is_kept(log: list[str]) -> None:
