@@ -2,7 +2,8 @@
 
 Parts of the model are wrapped while `components_marked` is entered. On a GPU torch's profiler gives the
 kernels and the places of their launches; a kernel belongs to the innermost marked part that launched it, but
-all that the drafter launches is the drafter's. Nothing runs aside meanwhile. On a CPU the parts' own time is taken.
+all that the drafter launches is the drafter's. Nothing runs aside meanwhile. On a CPU the parts' own time is
+taken.
 """
 
 from __future__ import annotations
