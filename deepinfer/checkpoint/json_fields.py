@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import types
 import typing
@@ -20,6 +21,9 @@ def section(data: Mapping[str, Any], key: str, where: str = "") -> Mapping[str, 
     if not isinstance(data[key], Mapping):
         raise ConfigError(name, f"must be an object, got {data[key]!r}")
     return data[key]
+
+
+_type_hints = functools.cache(typing.get_type_hints)  # it evaluates their text
 
 
 def read_fields(
@@ -43,7 +47,7 @@ def read_fields(
     Raises:
         ConfigError: a required key is missing or a value has the wrong type.
     """
-    hints = typing.get_type_hints(cls)
+    hints = _type_hints(cls)
     values = {}
     for field in dataclasses.fields(cls):
         if field.name in skip:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ def held_bytes(*roots: Any, device: torch.device | None = None) -> int:
     work = list(roots)
     while work:
         value = work.pop()
+        names = _field_names(type(value))
         if isinstance(value, Tensor):
             if device is not None and value.device != device:
                 continue
@@ -28,11 +30,17 @@ def held_bytes(*roots: Any, device: torch.device | None = None) -> int:
             storages[storage.data_ptr()] = storage.nbytes()
         elif id(value) in seen:
             continue
-        elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        elif names:
             seen.add(id(value))
-            work += [getattr(value, field.name) for field in dataclasses.fields(value)]
+            work += [getattr(value, name) for name in names]
         elif isinstance(value, (tuple, list)):
             work += value
         elif isinstance(value, dict):
             work += value.values()
     return sum(storages.values())
+
+
+@functools.cache
+def _field_names(kind: type) -> tuple[str, ...]:
+    """Of a dataclass; those of any other type are none."""
+    return tuple(field.name for field in dataclasses.fields(kind)) if dataclasses.is_dataclass(kind) else ()

@@ -112,9 +112,7 @@ def test_alone_equals_in_a_batch_of_32_mixed_lengths(model):
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("chunk", [128, 129])
 def test_whole_equals_chunks_of_a_block(model, chunk):
-    cases = cases_of(LENGTHS)
-    if model == "tiny-quant":  # every length greedy in one of them, sampled in the other one
-        cases = in_turn(cases, chunk % 2)
+    cases = in_turn(cases_of(LENGTHS), chunk % 2)  # greedy in one of them, sampled in the other one
     with make_cold_llm(model, max_num_seqs=3, max_num_batched_tokens=chunk) as llm:
         check(model, cases, run_together(llm, cases))
         assert_idle(llm)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
@@ -83,13 +84,19 @@ def start_child(tmp_path: Path, transport: str) -> tuple[Any, subprocess.Popen[s
     return prompt, child
 
 
-@pytest.mark.parametrize("transport", ["shared memory", "store"])
-def test_two_processes(transport: str, tmp_path: Path) -> None:
-    """Every kind of request; the other process prefills nothing and has the bytes that this one has sent."""
+@functools.cache
+def rows_of_one_engine() -> dict[str, tuple[Any, ...]]:
+    """What it gives for each request."""
     cases = requests()
     with make_llm() as llm:
         outputs = generate(llm, [prompt for prompt, _ in cases.values()], [p for _, p in cases.values()])
-        wanted = {name: row(output) for name, output in zip(cases, outputs, strict=True)}
+        return {name: row(output) for name, output in zip(cases, outputs, strict=True)}
+
+
+@pytest.mark.parametrize("transport", ["shared memory", "store"])
+def test_two_processes(transport: str, tmp_path: Path) -> None:
+    """Every kind of request; the other process prefills nothing and has the bytes that this one has sent."""
+    cases, wanted = requests(), rows_of_one_engine()
     prompt, child = start_child(tmp_path, transport)
     try:
         results = {}
