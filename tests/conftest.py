@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import random
@@ -24,6 +25,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Processes that test side by side share the cores; threads of all of them on each would only wait.
 if _workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // _workers)))
+
+if sys.platform == "linux":  # freed memory is kept: new engines take it, and no pages have to be made anew
+    _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+    _mallopt = getattr(ctypes.CDLL(None), "mallopt", lambda *_: 0)
+    _mallopt(_M_MMAP_THRESHOLD, 128 << 20)
+    _mallopt(_M_TRIM_THRESHOLD, 512 << 20)
 
 from tests.support.golden import Golden, TensorFile, golden, golden_units  # noqa: E402
 from tests.support.paths import TINY_QUANT, V41_TINY  # noqa: E402
