@@ -17,12 +17,15 @@ def _weights(logits: Tensor, ids: Tensor, scale: float) -> Tensor:
 
 
 @pytest.mark.parametrize(("num_experts", "selected"), [(384, 6), (10, 3)])
-def test_route_topk(run_kernel: KernelRunner, num_experts: int, selected: int) -> None:
+def test_route_topk(
+    run_kernel: KernelRunner, monkeypatch: pytest.MonkeyPatch, num_experts: int, selected: int
+) -> None:
     scale = 1.5
+    monkeypatch.setattr(cuda, "FEW_ROWS", 1)  # more are several to a block
     bias, image_bias = torch.randn(2, num_experts) / 8
-    for num_rows in (1, 4, 9):
+    for num_rows in (1, 9):
         logits = 2 * torch.randn(num_rows, num_experts)
-        for is_image in (None, torch.rand(num_rows) < 0.5):
+        for is_image in (None, torch.rand(num_rows) < 0.5)[: 1 if num_rows == 1 else 2]:
             (ids, weights), _ = run_kernel(cuda, logits, bias, selected, scale, image_bias, is_image)
             shift = bias if is_image is None else torch.where(is_image[:, None], image_bias, bias)
             joined = torch.nn.functional.softplus(logits.double()).sqrt() + shift.double()

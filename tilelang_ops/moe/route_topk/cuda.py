@@ -1,4 +1,7 @@
-"""route_topk on CUDA: a warp per row takes the best expert of those left, once per choice."""
+"""route_topk on CUDA: a warp takes the best expert of a row's that are left, once per choice.
+
+All threads of a block make scores, whose logarithm takes long: a block has one row where there are few.
+"""
 
 import tilelang.language as T
 import torch
@@ -7,20 +10,23 @@ from torch import Tensor
 from tilelang_ops.common.kernels import cuda_kernel
 from tilelang_ops.moe.route_topk.reference import WEIGHT_EPS
 
-ROWS = 4  # of a block, one a warp
+ROWS = 4  # of a block of many, one a warp
+THREADS = ROWS * 32
+FEW_ROWS = 512  # up to here a block has one
 
 
 @cuda_kernel(
     builds=lambda model: [
-        {"num_experts": experts, "num_selected": selected, "has_images": has_images}
+        {"num_experts": experts, "num_selected": selected, "has_images": has_images, "rows": rows}
         for experts, selected in (
             (model.n_routed_experts, model.num_experts_per_tok),
             (model.dspark_n_routed_experts, model.dspark_num_experts_per_tok),
         )
         for has_images in (False, True)
+        for rows in (1, ROWS)
     ]
 )
-def kernel(num_experts: int, num_selected: int, has_images: bool):
+def kernel(num_experts: int, num_selected: int, has_images: bool, rows: int):
     n = T.dynamic("n")
     steps = T.ceildiv(num_experts, 32)
 
@@ -37,34 +43,39 @@ def kernel(num_experts: int, num_selected: int, has_images: bool):
         weights: T.Tensor((n, num_selected), "float32"),
         scale: T.float32,
     ):
-        with T.Kernel(T.ceildiv(n, ROWS), threads=ROWS * 32) as block:
-            values = T.alloc_fragment((ROWS, 32, steps), "float32")  # expert = step * 32 + lane
-            tops = T.alloc_fragment((ROWS, 32), "float32")
-            places = T.alloc_fragment((ROWS, 32), "int32")
-            best = T.alloc_fragment((ROWS,), "float32")
-            place = T.alloc_fragment((ROWS,), "int32")
-            chosen = T.alloc_shared((ROWS, num_selected), "int32")
-            scores = T.alloc_shared((ROWS, num_selected), "float32")
-            for r, lane in T.Parallel(ROWS, 32):
-                row = T.min(block * ROWS + r, n - 1)
+        with T.Kernel(T.ceildiv(n, rows), threads=THREADS) as block:
+            values = T.alloc_fragment((rows, 32, steps), "float32")  # expert = step * 32 + lane
+            tops = T.alloc_fragment((rows, 32), "float32")
+            places = T.alloc_fragment((rows, 32), "int32")
+            best = T.alloc_fragment((rows,), "float32")
+            place = T.alloc_fragment((rows,), "int32")
+            scores = T.alloc_shared((rows, num_experts), "float32")
+            shifts = T.alloc_shared((rows, num_experts), "float32")
+            chosen = T.alloc_shared((rows, num_selected), "int32")
+            for r, expert in T.Parallel(rows, num_experts):
+                row = T.min(block * rows + r, n - 1)
+                shifts[r, expert] = bias[expert]
+                if has_images:
+                    shifts[r, expert] = T.if_then_else(is_image[row], image_bias[expert], bias[expert])
+                scores[r, expert] = score_of(logits[row, expert])
+            T.sync_threads()
+            for r, lane in T.Parallel(rows, 32):
                 for k in T.unroll(steps):
                     expert = T.min(k * 32 + lane, num_experts - 1)
-                    shift = bias[expert]
-                    if has_images:
-                        shift = T.if_then_else(is_image[row], image_bias[expert], bias[expert])
-                    value = score_of(logits[row, expert]) + shift
                     values[r, lane, k] = T.if_then_else(
-                        k * 32 + lane < num_experts, value, -T.infinity("float32")
+                        k * 32 + lane < num_experts,
+                        scores[r, expert] + shifts[r, expert],
+                        -T.infinity("float32"),
                     )
             for slot in T.serial(num_selected):
-                for r, lane in T.Parallel(ROWS, 32):
+                for r, lane in T.Parallel(rows, 32):
                     top = T.alloc_var("float32")
                     top = -T.infinity("float32")
                     for k in T.unroll(steps):
                         top = T.max(top, values[r, lane, k])
                     tops[r, lane] = top
                 T.reduce_max(tops, best, dim=1)
-                for r, lane in T.Parallel(ROWS, 32):
+                for r, lane in T.Parallel(rows, 32):
                     first = T.alloc_var("int32")
                     first = num_experts
                     for k in T.unroll(steps):
@@ -72,24 +83,22 @@ def kernel(num_experts: int, num_selected: int, has_images: bool):
                             first = T.min(first, k * 32 + lane)
                     places[r, lane] = first
                 T.reduce_min(places, place, dim=1)
-                for r, lane in T.Parallel(ROWS, 32):
+                for r, lane in T.Parallel(rows, 32):
                     for k in T.unroll(steps):
                         if k * 32 + lane == place[r]:
                             values[r, lane, k] = -T.infinity("float32")
-                for r in T.Parallel(ROWS):
+                for r in T.Parallel(rows):
                     chosen[r, slot] = T.min(place[r], num_experts - 1)  # a row of NaN has no best
             T.sync_threads()
-            for r, slot in T.Parallel(ROWS, num_selected):
-                scores[r, slot] = score_of(logits[T.min(block * ROWS + r, n - 1), chosen[r, slot]])
-            T.sync_threads()
-            for r, slot in T.Parallel(ROWS, num_selected):
+            for r, slot in T.Parallel(rows, num_selected):
                 total = T.alloc_var("float32")
                 total = 0.0
                 for other in T.serial(num_selected):
-                    total = total + scores[r, other]
-                if block * ROWS + r < n:
-                    ids[block * ROWS + r, slot] = chosen[r, slot]
-                    weights[block * ROWS + r, slot] = scores[r, slot] / (total + WEIGHT_EPS) * scale
+                    total = total + scores[r, chosen[r, other]]
+                if block * rows + r < n:
+                    ids[block * rows + r, slot] = chosen[r, slot]
+                    score = scores[r, chosen[r, slot]]
+                    weights[block * rows + r, slot] = score / (total + WEIGHT_EPS) * scale
 
     return route_topk
 
@@ -106,7 +115,12 @@ def run(
     ids = torch.empty(num_rows, num_selected, dtype=torch.int32, device=logits.device)
     weights = torch.empty(num_rows, num_selected, dtype=torch.float32, device=logits.device)
     if num_rows > 0:
-        program = kernel(num_experts=num_experts, num_selected=num_selected, has_images=is_image is not None)
+        program = kernel(
+            num_experts=num_experts,
+            num_selected=num_selected,
+            has_images=is_image is not None,
+            rows=1 if num_rows <= FEW_ROWS else ROWS,
+        )
         images = None if is_image is None else image_bias
         program(logits.contiguous(), bias, images, is_image, ids, weights, scale)
     return ids, weights
