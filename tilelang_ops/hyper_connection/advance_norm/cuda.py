@@ -52,9 +52,7 @@ def _builds(model: ModelSizes) -> list[dict[str, Any]]:
     ]
 
 
-# Rows are those of the launch, and places lie within the outputs. A check before each load would let that of
-# the next slot wait for it.
-@cuda_kernel(builds=_builds, pass_configs={"tl.disable_safe_memory_legalize": True})
+@cuda_kernel(builds=_builds)
 def kernel(
     width: int,
     num_streams: int,
@@ -143,11 +141,12 @@ def kernel(
                                 part[s, k] = output[T.max(place[s], 0), p * step + k]
                         for k in T.unroll(step):
                             added[k] = 0.0
+                        # Branches, and TileLang's checks of the loads: without both a thread holds 217
+                        # registers instead of 159, and 1,024 rows take 81 us instead of 47.
                         for s in T.unroll(num_slots):
-                            for k in T.unroll(step):
-                                added[k] = T.if_then_else(
-                                    place[s] >= 0, added[k] + T.cast(part[s, k], "float32"), added[k]
-                                )
+                            if place[s] >= 0:
+                                for k in T.unroll(step):
+                                    added[k] = added[k] + T.cast(part[s, k], "float32")
                         for k in T.vectorized(step):
                             part[0, k] = shared[row, p * step + k]
                         for k in T.unroll(step):
