@@ -38,6 +38,7 @@ _PARTS: tuple[tuple[Any, str, str], ...] = (
     (hyper_connection.HyperConnection, "normed", "mHC"),
     (hyper_connection.Streams, "collapse", "mHC"),
     (engram.Engram, "__call__", "Engram"),
+    (engram.Engram, "look_up", "Engram"),
     (engram.EngramHasher, "__call__", "Engram"),
     (model.DeepseekV41Model, "compute_logits", "head"),
     (sampler.Sampler, "sample", "sampling"),

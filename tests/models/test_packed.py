@@ -18,7 +18,8 @@ from deepinfer.layers.aside import Aside
 from deepinfer.layers.experts import PackedExperts
 from deepinfer.layers.linear import DenseLinear, Fp8Linear
 from deepinfer.layers.rotary import RotaryTable, RotaryTables, plain_frequencies
-from deepinfer.models.deepseek_v41 import hyper_connection, moe
+from deepinfer.models.deepseek_v41 import attention, hyper_connection, moe
+from deepinfer.models.deepseek_v41 import model as model_module
 from deepinfer.models.deepseek_v41.device_rows import DeviceRows, ListSizes
 from deepinfer.models.deepseek_v41.needed_rows import NeededRows
 from deepinfer.models.deepseek_v41.rows import RowSet
@@ -235,7 +236,7 @@ def test_work_aside_may_come_late(monkeypatch: pytest.MonkeyPatch) -> None:
     results = []
     for is_late in (False, True):
         if is_late:
-            for module in (hyper_connection, moe):
+            for module in (attention, hyper_connection, model_module, moe):
                 monkeypatch.setattr(module, "aside", late)
         harness = DraftHarness(model, drafter, fold_map("tiny-quant"), num_seqs=1)
         seq = harness.add(tokens)
@@ -245,7 +246,7 @@ def test_work_aside_may_come_late(monkeypatch: pytest.MonkeyPatch) -> None:
     for plain, other in zip(*results, strict=True):
         assert_same_bits(other, plain, "late")
     assert begun == asked
-    assert set(begun) == {"_mix", "shared"}
+    assert set(begun) == {"_mix", "shared", "_queries", "look_up"}
 
 
 def _padded(values: Tensor, rows: int) -> Tensor:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from deepinfer.config import Arithmetic
+from deepinfer.layers.aside import aside
 from deepinfer.layers.inputs import Inputs
 from deepinfer.layers.linear import Projection
 from deepinfer.layers.norm import RMSNorm
@@ -254,7 +255,10 @@ class Attention:
             indexer, else the given one.
         """
         query_latent = self._query_latent(x, keys.latent_of(rows))
+        rotation = rows.rotation(self.yarn)
+        queries = None
         if self.indexer is not None:
+            queries = aside(query_latent.device, self._queries, query_latent, rotation)
             selection = self.indexer.select(x, query_latent, rows, caches, selection)
         main, slots = None, None
         if self.source is not None:
@@ -262,7 +266,8 @@ class Attention:
             main, slots = caches.main(self.source), selection.slots
         index = keys.index(rows, self.window)
         self._count(keys.pool, index, main, slots, caches)
-        return self._attend(query_latent, rows.rotation(self.yarn), keys.pool, index, main, slots), selection
+        q = self._queries(query_latent, rotation) if queries is None else queries.result()
+        return self._attend(q, rotation, keys.pool, index, main, slots), selection
 
     def forward_in_rings(self, x: Tensor | Inputs, rotation: Angles, index: Tensor, caches: Caches) -> Tensor:
         """Attend over listed records of the rings and nothing else, in a window-only layer.
@@ -279,8 +284,8 @@ class Attention:
         assert self.source is None and self.indexer is None, f"{self.layer_id=} reads compressed entries"
         rings = caches.window(self.layer_id)
         self._count(rings, index, None, None, caches)
-        query_latent = self._query_latent(x)
-        return self._attend(query_latent, rotation, rings, index, None, None)
+        queries = self._queries(self._query_latent(x), rotation)
+        return self._attend(queries, rotation, rings, index, None, None)
 
     def _kv(self, x: Tensor | Inputs) -> tuple[Tensor, Tensor | None]:
         """KV vectors [n, width] before their norm; also behind query latents if one product makes both."""
@@ -300,20 +305,24 @@ class Attention:
             return self.q_norm.inputs(latent, rounds=self.arithmetic.quantize_activations)
         return self.q_norm(latent)
 
+    def _queries(self, latent: Tensor | Inputs, rotation: Angles) -> Tensor:
+        """[n, heads, width] rotated queries, from their latents [n, query rank]."""
+        queries = self.wq_b(latent, self.arithmetic).unflatten(1, (self.num_heads, -1))
+        rotate(queries, *rotation)
+        return queries
+
     def _attend(
         self,
-        query_latent: Tensor | Inputs,
+        queries: Tensor,
         rotation: Angles,
         window: Tensor,
         window_index: Tensor,
         main: Tensor | None,
         main_index: Tensor | None,
     ) -> Tensor:
-        """Queries from their latents [n, query rank], attention, output projection; [n, hidden]."""
-        q = self.wq_b(query_latent, self.arithmetic).unflatten(1, (self.num_heads, -1))
-        rotate(q, *rotation)
-        scale = q.shape[2] ** -0.5
-        out = sparse_attention(q, window, window_index, main, main_index, self.sink, scale)
+        """Attention of rotated queries [n, heads, width], and its output projection; [n, hidden]."""
+        scale = queries.shape[2] ** -0.5
+        out = sparse_attention(queries, window, window_index, main, main_index, self.sink, scale)
         rounds = self.is_packed and self.arithmetic.quantize_activations
         if rounds:
             out = round_rows(out, rotation=Rotation(*rotation, inverse=True))

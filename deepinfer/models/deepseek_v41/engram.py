@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from deepinfer.config import Arithmetic
+from deepinfer.layers.aside import Aside
 from deepinfer.layers.linear import Projection
 from deepinfer.models.deepseek_v41.config import DeepseekV41Config
 from deepinfer.models.deepseek_v41.weights import QuantTable, Weights
@@ -74,18 +75,31 @@ class Engram:
             arithmetic=arithmetic,
         )
 
-    def __call__(self, streams: Tensor, table_rows: Tensor, is_image: Tensor | None = None) -> Tensor:
+    def look_up(self, table_rows: Tensor) -> Tensor:
+        """[n, columns] int32 rows of the table -> [n, (m + 1) * hidden] keys and value, for `__call__`."""
+        rows = gather_dequantize(
+            self.table.rows, self.table.scales, table_rows, getattr(torch, self.arithmetic.compute_dtype)
+        )
+        # Stored rows are E4M3 with a scale already: the product takes them as they are in every arithmetic.
+        return self.wkv(rows.flatten(1), self.arithmetic, is_rounded=True)
+
+    def __call__(
+        self,
+        streams: Tensor,
+        table_rows: Tensor,
+        is_image: Tensor | None = None,
+        looked_up: Aside[Tensor] | None = None,
+    ) -> Tensor:
         """Add the gated value to every stream.
 
         Args:
             streams: [n, m, hidden] compute dtype.
             table_rows: [n, columns] int32, this table's part of `EngramHasher`.
             is_image: [n] bool, rows that pass through unchanged; None when there is none.
+            looked_up: `look_up(table_rows)`, which may be under way; None to do it now.
 
         Returns:
             [n, m, hidden] compute dtype.
         """
-        rows = gather_dequantize(self.table.rows, self.table.scales, table_rows, streams.dtype)
-        # Stored rows are E4M3 with a scale already: the product takes them as they are in every arithmetic.
-        key_value = self.wkv(rows.flatten(1), self.arithmetic, is_rounded=True)
+        key_value = self.look_up(table_rows) if looked_up is None else looked_up.result()
         return gate_streams(streams, key_value, self.weight, self.eps, is_image)

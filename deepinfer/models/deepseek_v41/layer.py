@@ -76,6 +76,7 @@ class Layer:
         streams: Streams,
         table_rows: Tensor | None,
         is_image: Tensor | None = None,
+        looked_up: Aside[Tensor] | None = None,
     ) -> tuple[Tensor | Inputs, Streams]:
         """Engram, then the attention's site and norm.
 
@@ -83,13 +84,14 @@ class Layer:
             streams: n rows, an output pending or not.
             table_rows: [n, columns] int32 for a layer with Engram, else None.
             is_image: [n] bool, tokens of images; None when there is none.
+            looked_up: what Engram finds in these rows, where that has begun.
 
         Returns:
             the attention's input [n, hidden] and the settled streams at its entry.
         """
         if self.engram is not None:
             settled = streams.settled()
-            values = self.engram(settled.values, table_rows, is_image)
+            values = self.engram(settled.values, table_rows, is_image, looked_up)
             streams = Streams(values, Aside(Mixes(settled.mixes.pre)))
         if self.is_packed:
             return self.attn_hc.normed(streams, self.attn_norm, keeps_values=self.attention.takes_values)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from deepinfer.config import Arithmetic, ReplayMode
+from deepinfer.layers.aside import Aside, aside
 from deepinfer.layers.embedding import Embedding
 from deepinfer.layers.inputs import Inputs
 from deepinfer.layers.linear import Projection
@@ -157,12 +158,14 @@ class DeepseekV41Model:
         needed = self._needed_rows(batch)
         streams = Streams.start(self.embed, batch.input_ids, self.config.hc_mult)
         table_rows = None if self.hasher is None else self.hasher(batch.ngram_ids)
+        looked_up = None
         is_image = self._image_rows(batch)
         tap = FeatureTap(self.config.dspark_target_layer_ids if want_features else ())
         selection = None
         for layer in self.layers:
             mine = None if layer.engram is None else _of_rows(table_rows[layer.table], rows)
-            x, streams = layer.enter(streams, mine, _of_rows(is_image, rows))
+            x, streams = layer.enter(streams, mine, _of_rows(is_image, rows), looked_up)
+            looked_up = self._look_up(layer.layer_id + 1, table_rows, batch)
             if gate is not None:
                 gate.wait(layer.layer_id)
             layer.attention.store_entries(x, rows, caches)
@@ -219,6 +222,16 @@ class DeepseekV41Model:
             return None  # nobody draws or drafts the tokens of images
         is_image = (batch.on_host("input_ids").input_ids == image_token).numpy()
         return upload_one(is_image, batch.input_ids.device) if is_image.any() else None
+
+    def _look_up(self, layer_id: int, table_rows: Tensor | None, batch: Batch) -> Aside[Tensor] | None:
+        """Begin what Engram of the next layer finds: it depends on tokens alone.
+
+        Not in a prefill, whose rows may narrow, and whose kernels fill the device.
+        """
+        engram = self.layers[layer_id].engram if layer_id < len(self.layers) else None
+        if engram is None or batch.is_prefill:
+            return None
+        return aside(table_rows.device, engram.look_up, table_rows[self.layers[layer_id].table])
 
     def _needed_rows(self, batch: Batch) -> NeededRows:
         is_cut = batch.replay is ReplayMode.COMPACT
