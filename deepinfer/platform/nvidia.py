@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 
 import torch
 from torch import Tensor
@@ -162,8 +162,11 @@ class GraphCapture:
                 graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
                 try:
                     work()
-                finally:
-                    graph.capture_end()
+                except BaseException:
+                    with suppress(RuntimeError):  # work aside that nobody has waited for
+                        graph.capture_end()
+                    raise
+                graph.capture_end()
         except torch.OutOfMemoryError as error:
             raise GraphMemoryError(name) from error
         return graph.replay

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +12,9 @@ import torch
 
 from deepinfer.engine.executor import Executor
 from deepinfer.engine.stream_executor import StreamExecutor
+from deepinfer.layers.aside import aside
 from deepinfer.platform.base import GraphMemoryError
+from deepinfer.platform.nvidia import GraphCapture
 from deepinfer.runtime.graph_sizes import (
     candidate_sizes,
     context_bounds,
@@ -145,6 +149,40 @@ def test_a_graph_that_does_not_fit_says_what_to_lower():
 
     with pytest.raises(GraphMemoryError, match=r"44 rows.*DEEPINFER_CUDAGRAPH_BATCH"):
         queue.capture()(lambda: torch.empty(too_much, dtype=torch.uint8, device="cuda"), "44 rows")
+
+
+@pytest.mark.parametrize("place", ["cpu", pytest.param("cuda", marks=needs_gpu)])
+def test_memory_runs_out_while_work_is_aside(place, monkeypatch):
+    """Such a capture cannot end; what is raised is what made it stop."""
+    runs = []
+
+    def work():
+        runs.append(torch.ones(8, device=place))
+        waiting = aside(runs[-1].device, torch.exp, runs[-1])
+        if len(runs) == 2:
+            raise torch.OutOfMemoryError("no room")
+        waiting.result()
+
+    if place == "cpu":
+
+        class Graph:
+            def capture_begin(self, **_: Any) -> None:
+                pass
+
+            def capture_end(self) -> None:
+                raise RuntimeError("capturing stream has unjoined work")
+
+        for name, stand_in in (("CUDAGraph", Graph), ("graph_pool_handle", object), ("stream", nullcontext)):
+            monkeypatch.setattr(torch.cuda, name, stand_in)
+        stream = SimpleNamespace(synchronize=lambda: None)
+        capture = GraphCapture(SimpleNamespace(stream=stream, waiting=nullcontext))
+    else:
+        capture = open_queue(place)[1].capture()
+    with pytest.raises(GraphMemoryError, match="of 8 rows"):
+        capture(work, "8 rows")
+    if place == "cuda":
+        capture(work, "8 rows again")()
+        torch.cuda.synchronize()
 
 
 def test_sizes():
