@@ -432,7 +432,7 @@ def sum_program(*, name, columns, num_parts, num_splits, result, threads=128):
 
     @T.prim_func
     def program(
-        partial: T.Tensor((num_splits * m, num_parts * columns), "float32"),
+        partial: T.Tensor((num_splits, m, num_parts * columns), "float32"),
         out: T.Tensor((m, columns), result),
     ):
         with T.Kernel(T.ceildiv(m * lanes, threads), threads=threads) as block:
@@ -447,7 +447,7 @@ def sum_program(*, name, columns, num_parts, num_splits, result, threads=128):
                     for part in T.unroll(num_parts):
                         for segment in T.unroll(num_splits):  # all are under way before the first is added
                             for k in T.vectorized(step):
-                                loaded[segment, k] = partial[segment * m + row, part * columns + column + k]
+                                loaded[segment, k] = partial[segment, row, part * columns + column + k]
                         for k in T.unroll(step):
                             part_sum[k] = 0.0
                             for segment in T.unroll(num_splits):

@@ -157,6 +157,7 @@ def test_linear(
     alone, _ = run(linear_cuda, x[-1:], weight, dtype, parts)
     assert_same_bits(alone, out[-1:], "the last row")
     if split_count(columns * parts, width) > 1:
-        monkeypatch.setattr(sys.modules[linear_cuda.__name__], "MANY_BLOCKS", 1)
+        for limit in ("MANY_BLOCKS", "MANY_ROWS"):
+            monkeypatch.setattr(sys.modules[linear_cuda.__name__], limit, 1)
         in_turn, _ = run(linear_cuda, x, weight, dtype, parts)
         assert_same_bits(in_turn, out, "segments in one block")

@@ -120,7 +120,7 @@ def test_project_mix(run_kernel: KernelRunner, monkeypatch: pytest.MonkeyPatch) 
         )
         for name, a, b in zip(("pre", "post", "comb"), actual, expected, strict=True):
             assert_same_bits(a, b, name)
-    monkeypatch.setattr(linear, "MANY_BLOCKS", 1)
+    monkeypatch.setattr(linear, "MANY_ROWS", 1)
     many, _ = run_kernel.overhanging()(project_mix, streams, weight, square, scale, base, 3, 20, eps, eps)
     for name, a, b in zip(("pre", "post", "comb"), many, expected, strict=True):
         assert_same_bits(a, b, f"{name} of many rows")

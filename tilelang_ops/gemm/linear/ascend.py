@@ -42,5 +42,5 @@ def run(x: Tensor, weight: Tensor, dtype: torch.dtype, num_parts: int) -> Tensor
         return out
     products = x.new_empty(x.shape[0], rows, dtype=torch.float32)
     kernel(columns=rows, width=width, result="float32")(x.contiguous(), weight, products)
-    sum_terms(columns=rows // num_parts, num_parts=num_parts, result=result)(products, out)
+    sum_terms(columns=rows // num_parts, num_parts=num_parts, result=result)(products.unsqueeze(0), out)
     return out

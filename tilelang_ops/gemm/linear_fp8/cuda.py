@@ -111,7 +111,7 @@ def run(x: Tensor, weight: Tensor, columns: int, num_groups: int) -> Tensor:
     if in_turn:
         program(x.contiguous(), packed, out)
         return out
-    partial = x.new_empty(num_splits * num_rows, columns, dtype=torch.float32)
-    program(x.contiguous(), packed, partial)
+    partial = x.new_empty(num_splits, num_rows, columns, dtype=torch.float32)
+    program(x.contiguous(), packed, partial.flatten(0, 1))
     sum_parts(columns=columns, num_splits=num_splits)(partial, out)
     return out

@@ -10,36 +10,36 @@ import torch
 from torch import Tensor
 
 from tilelang_ops.common.kernels import cuda_kernel
-from tilelang_ops.common.matrix_tiles import split_count
+from tilelang_ops.common.row_product import segment_count
 from tilelang_ops.common.sizes import ModelSizes
 
 THREADS = 128
-SUMMED_ROWS = 2
 
 
 def _builds(model: ModelSizes) -> list[dict[str, Any]]:
     sizes = {"num_streams": model.hc_mult, "num_rounds": model.hc_sinkhorn_iters}
-    width = 3 * (2 + model.hc_mult) * model.hc_mult
-    splits = split_count(width, model.hc_mult * model.hidden_size)
-    return [{**sizes, "num_parts": parts, "num_splits": n} for parts, n in ((1, 1), (3, splits), (3, 1))]
+    segments = segment_count(model.hc_mult * model.hidden_size)
+    return [{**sizes, "num_parts": parts, "num_splits": n} for parts, n in ((1, 1), (3, segments), (3, 1))]
 
 
-# Every access is behind its row's own condition. A check before each load of a segment would let the next one
-# wait for it.
-@cuda_kernel(builds=_builds, pass_configs={"tl.disable_safe_memory_legalize": True})
+@cuda_kernel(builds=_builds)
 def kernel(num_streams: int, num_rounds: int, num_parts: int, num_splits: int):
-    """The projection may come as `num_parts` terms side by side, each in `num_splits` segments."""
+    """The projection may come as `num_parts` terms side by side, each in `num_splits` segments.
+
+    Segments are a dimension of their own: an index that TileLang cannot bound is checked before each load,
+    and the next one then waits for it.
+    """
     n = T.dynamic("n")
     m = num_streams
     width = (2 + m) * m
     held = max(1, THREADS // (m * m))  # matrices of a block
-    # Segments take many loads: then a block has few rows, each of which several groups of threads compute.
-    rows = held if num_splits == 1 else min(held, SUMMED_ROWS)
+    # Segments take many loads: then a block has one row, which all groups of threads compute.
+    rows = held if num_splits == 1 else 1
     terms = num_parts * width
 
     @T.prim_func
     def mix_coefficients(
-        projection: T.Tensor((num_splits * n, num_parts * width), "float32"),
+        projection: T.Tensor((num_splits, n, num_parts * width), "float32"),
         mean_square: T.Tensor((n,), "float32"),
         scale: T.Tensor((width,), "float32"),
         base: T.Tensor((width,), "float32"),
@@ -61,7 +61,7 @@ def kernel(num_streams: int, num_rounds: int, num_parts: int, num_splits: int):
                 total = 0.0
                 if row < n:
                     for segment in T.unroll(num_splits):
-                        total = total + projection[segment * n + row, t]
+                        total = total + projection[segment, row, t]
                 sums[r, t] = total
             for h, i, j in T.Parallel(held, m, m):
                 row = T.alloc_var("int32", init=block * rows + h % rows)
@@ -124,7 +124,7 @@ def launch(
     *,
     num_parts: int = 1,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Of a projection [num_splits * n, num_parts * entries]; None without rows."""
+    """Of a projection [num_splits, n, num_parts * entries]; None without rows."""
     num_rows = mean_square.shape[0]
     pre = torch.empty(num_rows, num_streams, dtype=torch.float32, device=mean_square.device)
     post = torch.empty_like(pre)
@@ -134,7 +134,7 @@ def launch(
             num_streams=num_streams,
             num_rounds=num_rounds,
             num_parts=num_parts,
-            num_splits=projection.shape[0] // num_rows,
+            num_splits=projection.shape[0],
         )
         program(projection.contiguous(), mean_square, scale, base, pre, post, comb, eps, norm_eps)
     return pre, post, comb
@@ -150,4 +150,4 @@ def run(
     eps: float,
     norm_eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return launch(projection, mean_square, scale, base, num_streams, num_rounds, eps, norm_eps)
+    return launch(projection.unsqueeze(0), mean_square, scale, base, num_streams, num_rounds, eps, norm_eps)
