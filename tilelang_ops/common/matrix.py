@@ -119,6 +119,8 @@ def matrix_program(
     round_output=False,
     num_splits=1,
     in_turn=True,
+    pieces=None,
+    by_expert=False,
     arch="sm_90a",
 ):
     """The program of one product.
@@ -141,6 +143,9 @@ def matrix_program(
         round_output: round the gated output to E4M3 in groups of 32.
         num_splits: segments of the channels, summed in order.
         in_turn: a block sums all segments; otherwise `out` is [num_splits, m, columns] float32.
+        pieces: activation rows of the two parts of a tile, together `block_n`. The second is not multiplied
+            where a group's rows end before it. For overlapped products of one segment, on SM90.
+        by_expert: an expert's tiles come one after the other and read its weights together.
     """
     m, num_offsets = T.dynamic("m"), T.dynamic("num_offsets")
     is_packed = fmt != "bfloat16"
@@ -157,6 +162,10 @@ def matrix_program(
     num_steps = segment_steps * num_passes
     depth = 1 if on_tmem else depth
     granule = BLOCK if on_tmem else granule
+    pieces = (block_n,) if on_tmem or pieces is None else pieces
+    starts = [sum(pieces[:piece]) for piece in range(len(pieces))]
+    assert sum(pieces) == block_n and len(pieces) <= 2, f"{pieces=} {block_n=}"
+    assert len(pieces) == 1 or (is_overlapped and num_splits == 1), f"{pieces=} {num_splits=}"
     parts = depth * BLOCK // granule
     num_turns = -(-num_steps // depth)  # beyond the last channel both tiles are zero
     assert segment_steps % depth == 0 or num_splits == num_groups == 1, f"{segment_steps=} {depth=}"
@@ -206,7 +215,35 @@ def matrix_program(
                 pairs[i, j] = decoded_pair(fmt, w_tile, at // 2, i, j + at % 2 * 16)
 
     @T.macro
-    def sum_rows(x, weights, total, copy, index, first_row, count, segment):
+    def clear_sum(sums):
+        T.clear(sums)
+
+    def clear_sums(sums):
+        for piece_sum in sums:
+            clear_sum(piece_sum)
+
+    def multiply_pieces(operand, x_tile, sums, first, used):
+        """Products of the first pieces of a tile; each is a group of its own to `wait_wgmma`."""
+        for start, rows, piece_sum in zip(starts[:used], pieces, sums, strict=False):
+            multiply_on(operand, x_tile[start : start + rows, first : first + granule], piece_sum)
+
+    @T.macro
+    def advance(x_tile, w_tile, pairs, decoded, odd_pairs, odd_decoded, sums, used):
+        # The waits are for the products that read a fragment last, and keep its decoding behind the issue of
+        # the others.
+        for at in T.unroll(0, parts, 2):
+            if at > 0:
+                T.wait_wgmma(used)
+            decode(pairs, w_tile, at)
+            multiply_pieces(decoded, x_tile, sums, at * granule, used)
+            T.wait_wgmma(used)
+            decode(odd_pairs, w_tile, at + 1)
+            multiply_pieces(odd_decoded, x_tile, sums, at * granule + granule, used)
+            if at + 2 == parts:  # inside the loop: a stage is given back behind it
+                T.wait_wgmma(0)
+
+    @T.macro
+    def sum_rows(x, weights, totals, copy, index, first_row, count, segment):
         x_tile = T.alloc_shared((block_n, depth * BLOCK), "bfloat16")
         if is_packed:
             w_tile = T.alloc_shared((blocks, depth, words, 32), "uint32")
@@ -219,46 +256,35 @@ def matrix_program(
                 T.clear(odd_decoded)
         else:
             w_tile = T.alloc_shared((block_m, depth * BLOCK), "bfloat16")
-        T.clear(total)
+        clear_sums(totals)
         if num_passes > 1:
             part = T.alloc_fragment((block_m, block_n), "float32")
             T.clear(part)
         first_step = segment * segment_steps
         for turn in T.Pipelined(T.if_then_else(count > 0, num_turns, 0), num_stages=stages):
             load(x, weights, x_tile, w_tile, copy, index, first_row, first_step + turn * depth)
-            sum_of = part if num_passes > 1 else total
+            sums = [part] if num_passes > 1 else totals
             if is_packed:
                 if not is_overlapped:
                     for at in T.unroll(depth):
                         decode(pairs, w_tile, at)
-                        multiply(decoded, x_tile[:, at * BLOCK : at * BLOCK + BLOCK], sum_of)
+                        multiply(decoded, x_tile[:, at * BLOCK : at * BLOCK + BLOCK], sums[0])
+                elif len(pieces) == 1:
+                    advance(x_tile, w_tile, pairs, decoded, odd_pairs, odd_decoded, sums, 1)
+                elif count > starts[1]:
+                    advance(x_tile, w_tile, pairs, decoded, odd_pairs, odd_decoded, sums, 2)
                 else:
-                    # The waits are for the products that read a fragment last, and keep its decoding behind
-                    # the issue of the others.
-                    for at in T.unroll(0, parts, 2):
-                        if at > 0:
-                            T.wait_wgmma(1)
-                        decode(pairs, w_tile, at)
-                        multiply_on(decoded, x_tile[:, at * granule : at * granule + granule], sum_of)
-                        T.wait_wgmma(1)
-                        decode(odd_pairs, w_tile, at + 1)
-                        multiply_on(
-                            odd_decoded,
-                            x_tile[:, at * granule + granule : at * granule + 2 * granule],
-                            sum_of,
-                        )
-                        if at + 2 == parts:  # inside the loop: a stage is given back behind it
-                            T.wait_wgmma(0)
+                    advance(x_tile, w_tile, pairs, decoded, odd_pairs, odd_decoded, sums, 1)
             else:
-                multiply(w_tile, x_tile, sum_of)
+                multiply(w_tile, x_tile, sums[0])
             if num_passes > 1:  # noqa: SIM102  known when traced
                 if (turn + 1) % (segment_steps // depth) == 0:
                     for i, n in T.Parallel(block_m, block_n):
-                        total[i, n] = total[i, n] + part[i, n]
+                        totals[0][i, n] = totals[0][i, n] + part[i, n]
                     T.clear(part)
 
     @T.macro
-    def sum_rows_on_tmem(x, weights, total, copy, index, first_row, count, segment):
+    def sum_rows_on_tmem(x, weights, totals, copy, index, first_row, count, segment):
         x_tile = T.alloc_shared((block_n, BLOCK), "bfloat16")
         accumulator = T.alloc_tmem((block_m, block_n), "float32")
         done = T.alloc_barrier(1)
@@ -270,7 +296,7 @@ def matrix_program(
             w_tile = T.alloc_shared((block_m, BLOCK), "bfloat16")
         if num_passes > 1:
             part = T.alloc_fragment((block_m, block_n), "float32")
-            T.clear(total)
+            T.clear(totals[0])
         first_step = segment * segment_steps
         for step in T.Pipelined(T.if_then_else(count > 0, num_steps, 0), num_stages=stages):
             load(x, weights, x_tile, w_tile, copy, index, first_row, first_step + step)
@@ -283,44 +309,56 @@ def matrix_program(
                 if (step + 1) % segment_steps == 0:
                     T.copy(accumulator, part)
                     for i, n in T.Parallel(block_m, block_n):
-                        total[i, n] = total[i, n] + part[i, n]
+                        totals[0][i, n] = totals[0][i, n] + part[i, n]
         if num_passes == 1:
             if count > 0:
-                T.copy(accumulator, total)
+                T.copy(accumulator, totals[0])
             else:
-                T.clear(total)
+                T.clear(totals[0])
 
     sum_all = sum_rows_on_tmem if on_tmem else sum_rows
 
     @T.macro
-    def store(total, out, copy, index, first_row, count):
+    def stage_sum(piece_sum, staged, start, rows):
+        for i, n in T.Parallel(block_m, rows):
+            staged[start + n, i] = T.cast(piece_sum[i, n], staged.dtype)
+
+    def stage_sums(totals, staged):
+        for start, rows, piece_sum in zip(starts, pieces, totals, strict=True):
+            stage_sum(piece_sum, staged, start, rows)
+
+    @T.macro
+    def store(totals, out, copy, index, first_row, count):
         if result == "float32":
             for n, i in T.Parallel(block_n, block_m):
                 if n < count and index * block_m + i < columns:
-                    out[first_row + n, copy * columns + index * block_m + i] = total[i, n]
+                    out[first_row + n, copy * columns + index * block_m + i] = totals[0][i, n]
         else:
             staged = T.alloc_shared((block_n, block_m + 8), result)
-            for i, n in T.Parallel(block_m, block_n):
-                staged[n, i] = T.cast(total[i, n], result)
+            stage_sums(totals, staged)
             for n, i in T.Parallel(block_n, block_m):
                 if n < count and index * block_m + i < columns:
                     out[first_row + n, copy * columns + index * block_m + i] = staged[n, i]
 
+    def silu(gate):
+        """Errs far less than the rounding behind it. The branches of a true division take a tenth of a tile's
+        time."""
+        return gate * T.fast_rcp(1.0 + T.__exp(-gate))
+
     @T.macro
-    def store_gated(total, out, index, first_row, count, factors, limit):
+    def store_gated(totals, out, index, first_row, count, factors, limit):
         staged = T.alloc_shared((block_n, block_m + 8), "bfloat16")
         groups = block_n * blocks
         values = T.alloc_fragment((groups, 32), "float32")
         magnitudes = T.alloc_fragment((groups, 32), "int32")
         largest = T.alloc_fragment((groups,), "int32")
-        for i, n in T.Parallel(block_m, block_n):
-            staged[n, i] = T.cast(total[i, n], "bfloat16")
+        stage_sums(totals, staged)
         for g, i in T.Parallel(groups, 32):
             n, block = g // blocks, g % blocks
             gate = T.min(T.cast(staged[n, block * 64 + i], "float32"), limit)
             up = T.max(T.min(T.cast(staged[n, block * 64 + 32 + i], "float32"), limit), -limit)
             factor = T.if_then_else(n < count, factors[first_row + n], 0.0)
-            values[g, i] = T.cast(T.cast(gate / (1.0 + T.exp(-gate)) * up * factor, "bfloat16"), "float32")
+            values[g, i] = T.cast(T.cast(silu(gate) * up * factor, "bfloat16"), "float32")
         if round_output:
             for g, i in T.Parallel(groups, 32):
                 magnitudes[g, i] = magnitude_bits(values[g, i])
@@ -338,8 +376,9 @@ def matrix_program(
     def find_expert(offsets, num_experts, slot, found):
         """The expert of a slot, and its tile there.
 
-        Slot e has the first rows of expert e; the others follow, those of expert e from num_experts +
-        offsets[e] // block_n on. So slots without rows come last and delay none.
+        By expert, the slots of expert e begin at e + offsets[e] // block_n. Otherwise slot e has the first
+        rows of expert e; the others follow, those of expert e from num_experts + offsets[e] // block_n on. So
+        slots without rows come last and delay none.
         What is found goes through shared memory: producers and consumers would each have a copy of a thread's
         own memory.
         """
@@ -347,7 +386,15 @@ def matrix_program(
         tile = T.alloc_local((1,), "int32")
         expert[0] = slot
         tile[0] = 0
-        if slot >= num_experts:
+        if by_expert:
+            expert[0] = 0
+            for bit in T.unroll(EXPERT_BITS):
+                candidate = expert[0] + (1 << (EXPERT_BITS - 1 - bit))
+                if candidate < num_experts:  # noqa: SIM102  guards the load
+                    if offsets[candidate] // block_n <= slot - candidate:
+                        expert[0] = candidate
+            tile[0] = slot - expert[0] - offsets[expert[0]] // block_n
+        elif slot >= num_experts:
             expert[0] = 0
             for bit in T.unroll(EXPERT_BITS):
                 candidate = expert[0] + (1 << (EXPERT_BITS - 1 - bit))
@@ -372,10 +419,10 @@ def matrix_program(
             ) as (tile, row_tile, segment):
                 if is_shared:
                     share_registers()
-                total = T.alloc_fragment((block_m, block_n), "float32")
+                totals = [T.alloc_fragment((block_m, block_n), "float32")]
                 copy, index, first_row = tile // tiles, tile % tiles, row_tile * block_n
-                sum_all(x, weights, total, copy, index, first_row, m - first_row, segment)
-                store(total, out, copy, index, segment * m + first_row, m - first_row)
+                sum_all(x, weights, totals, copy, index, first_row, m - first_row, segment)
+                store(totals, out, copy, index, segment * m + first_row, m - first_row)
 
     elif not is_gated:
 
@@ -389,14 +436,14 @@ def matrix_program(
             with T.Kernel(tiles, m // block_n + num_offsets - 1, threads=threads) as (index, slot):
                 if is_shared:
                     share_registers()
-                total = T.alloc_fragment((block_m, block_n), "float32")
+                totals = [T.alloc_fragment((block_m, rows), "float32") for rows in pieces]
                 found = T.alloc_shared((2,), "int32")
                 find_expert(offsets, num_offsets - 1, slot, found)
                 expert = found[0]
                 first_row = offsets[expert] + found[1] * block_n
                 count = offsets[expert + 1] - first_row
-                sum_all(x, weights, total, expert, index, first_row, count, 0)
-                store(total, out, 0, index, first_row, count)
+                sum_all(x, weights, totals, expert, index, first_row, count, 0)
+                store(totals, out, 0, index, first_row, count)
 
     else:
 
@@ -412,14 +459,14 @@ def matrix_program(
             with T.Kernel(tiles, m // block_n + num_offsets - 1, threads=threads) as (index, slot):
                 if is_shared:
                     share_registers()
-                total = T.alloc_fragment((block_m, block_n), "float32")
+                totals = [T.alloc_fragment((block_m, rows), "float32") for rows in pieces]
                 found = T.alloc_shared((2,), "int32")
                 find_expert(offsets, num_offsets - 1, slot, found)
                 expert = found[0]
                 first_row = offsets[expert] + found[1] * block_n
                 count = offsets[expert + 1] - first_row
-                sum_all(x, weights, total, expert, index, first_row, count, 0)
-                store_gated(total, out, index, first_row, count, factors, limit)
+                sum_all(x, weights, totals, expert, index, first_row, count, 0)
+                store_gated(totals, out, index, first_row, count, factors, limit)
 
     return program.with_attr("global_symbol", name)
 

@@ -5,6 +5,9 @@ They decide on time, not on bits; `split_count` alone fixes the order of sums: b
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from math import ceil
+
 from tilelang_ops.common.packing import BLOCK
 
 PROCESSORS = 132  # of an H200
@@ -18,7 +21,11 @@ TILE_COSTS = {
 }  # activation rows of a tile -> time of a step on an H200, us / 100
 SUM_COST, SUM_BYTES = 200, 30000  # of adding segments up: us / 100, and bytes of one of these
 FEW_ROWS = 32  # up to here tiles of FP8 weights have 64 weight rows: twice as many processors read
-EXPERT_ROWS = (16, 32, 64, 128)  # activation rows of the experts' tiles
+# Activation rows of an expert in the mean, at most -> of its tile, so that few need a second one.
+FEW_EXPERT_ROWS = {8: 16, 20: 32, 36: 48, 64: 64}
+# Activation rows of a tile for more -> its weight rows, and time of a step on an H200, us / 100.
+GATED_TILES = {128: (256, 78)}
+PLAIN_TILES = {128: (256, 75), 224: (128, 64)}
 
 
 def tile_rows(num_rows: int, column_tiles: int, choices: tuple[int, ...]) -> int:
@@ -63,10 +70,25 @@ def tile_of_splits(
     return min(((in_turn, rows) for in_turn in (False, True) for rows in choices), key=cost)
 
 
-def expert_rows(num_rows: int, num_experts: int) -> int:
-    """Activation rows of the experts' tiles, by the mean of an expert's, so that few need a second tile."""
+def expert_rows(num_rows: int, num_experts: int, columns: int, tiles: Mapping[int, tuple[int, int]]) -> int:
+    """Activation rows of the experts' tiles, by the mean of an expert's.
+
+    Args:
+        num_rows, num_experts: of the batch, and experts that they are spread over.
+        columns: weight rows of an expert.
+        tiles: `GATED_TILES` or `PLAIN_TILES`.
+    """
     mean = num_rows / num_experts
-    return 16 if mean <= 8 else 32 if mean <= 20 else 64 if mean <= 64 else 128
+    for most, rows in FEW_EXPERT_ROWS.items():
+        if mean <= most:
+            return rows
+
+    def cost(rows: int) -> int:
+        block_m, time = tiles[rows]
+        blocks = num_experts * -(-columns // block_m) * ceil(mean / rows)
+        return -(-blocks // PROCESSORS) * time
+
+    return min(tiles, key=cost)
 
 
 def split_count(columns: int, width: int) -> int:
@@ -80,7 +102,7 @@ def split_count(columns: int, width: int) -> int:
     )
 
 
-def tile(fmt: str, block_n: int, width: int, arch: str) -> dict[str, int | bool]:
+def tile(fmt: str, block_n: int, width: int, arch: str) -> dict[str, int | bool | tuple[int, ...]]:
     """Weight rows of a tile of `block_n` activation rows, and its pipeline: what was fastest on an H200.
 
     Args:
@@ -88,15 +110,19 @@ def tile(fmt: str, block_n: int, width: int, arch: str) -> dict[str, int | bool]
         block_n: activation rows.
         width: channels of a segment.
     """
-    if arch == "sm_100a" or fmt == "bfloat16" or block_n >= 192 or width % (4 * BLOCK):
+    if arch == "sm_100a" or fmt == "bfloat16" or width % (4 * BLOCK):
         return {"block_m": 128, "stages": 4, "depth": 1}
     beside = {"depth": 4, "is_overlapped": True}
     if fmt == "mxfp4":
+        if block_n == 224:
+            return {"block_m": 128, "stages": 3, **beside, "depth": 2, "pieces": (112, 112)}
+        if block_n == 128:
+            return {"block_m": 256, "stages": 2, "granule": 32, "by_expert": True, **beside}
         if block_n == 64:
             return {"block_m": 128, "stages": 2, "depth": 4, "blocks_per_sm": 2}
-        if block_n <= 32:
-            return {"block_m": 256, "stages": 3, **beside}
-        return {"block_m": 256, "stages": 2, "granule": 32, **beside}
+        return {"block_m": 256, "stages": 3, **beside}
+    if block_n >= 192:
+        return {"block_m": 128, "stages": 4, "depth": 1}
     if block_n == 32:
         return {"block_m": 64, "stages": 3, **beside}
     return {"block_m": 128, "stages": 2, **beside}

@@ -80,10 +80,10 @@ def grouped(
     return run(module, x, weights, offsets, *rest)[0]
 
 
-# Tiles of 320 weight rows with 16, 32 and 64 rows of activations, and those for many rows.
+# Tiles of 320 weight rows with 16, 32 and 64 rows of activations, and of 224 in two parts, filled or not.
 @pytest.mark.parametrize(
     ("counts", "columns"),
-    [([0, 5, 18, 0, 1], 320), ([0, 5, 33, 0, 17], 320), ([40, 0, 66], 320), ([131], 160)],
+    [([0, 5, 18, 0, 1], 320), ([0, 5, 33, 0, 17], 320), ([90, 0, 66], 320), ([131, 0, 80, 97], 160)],
 )
 def test_grouped_linear(run: KernelRunner, counts: list[int], columns: int) -> None:
     offsets = torch.tensor([0, *counts]).cumsum(0).int()
@@ -104,7 +104,7 @@ def test_grouped_linear(run: KernelRunner, counts: list[int], columns: int) -> N
 
 
 @pytest.mark.parametrize(
-    ("counts", "round_output"), [([0, 5, 18, 0, 1], True), ([5, 66], False), ([70], True)]
+    ("counts", "round_output"), [([0, 5, 18, 0, 1], True), ([5, 66], False), ([131, 0, 70], True)]
 )
 def test_grouped_swiglu(run: KernelRunner, counts: list[int], round_output: bool) -> None:
     offsets = torch.tensor([0, *counts]).cumsum(0).int()

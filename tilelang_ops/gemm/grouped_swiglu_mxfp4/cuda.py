@@ -5,7 +5,7 @@ from torch import Tensor
 
 from tilelang_ops.common.kernels import cuda_kernel
 from tilelang_ops.common.matrix import matrix_program
-from tilelang_ops.common.matrix_tiles import EXPERT_ROWS, expert_rows, tile
+from tilelang_ops.common.matrix_tiles import FEW_EXPERT_ROWS, GATED_TILES, expert_rows, tile
 
 
 @cuda_kernel(
@@ -16,7 +16,7 @@ from tilelang_ops.common.matrix_tiles import EXPERT_ROWS, expert_rows, tile
             "block_n": block_n,
             "round_output": True,
         }
-        for block_n in EXPERT_ROWS
+        for block_n in (*FEW_EXPERT_ROWS.values(), *GATED_TILES)
     ],
     uses_tensor_cores=True,
 )
@@ -50,7 +50,7 @@ def run(
     program = kernel(
         inner=inner,
         width=width,
-        block_n=expert_rows(num_rows, weights.shape[0]),
+        block_n=expert_rows(num_rows, weights.shape[0], 2 * inner, GATED_TILES),
         round_output=round_output,
     )
     program(x.contiguous(), weights.view(torch.uint32).flatten(0, 1), offsets, factors, out, limit)
