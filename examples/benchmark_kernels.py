@@ -10,16 +10,15 @@ are timed as they are, and marked with *.
 
     roofline = max(bytes / bandwidth, flops / rate), for an H200: 4.2 TB/s, 780 TFLOP/s in bfloat16
 
-Each family runs in a process of its own; after a case that fails, other than in its check, the rest runs in a
-fresh one. A run that `--seconds` ends early says how to go on. Kernels are taken from
-`DEEPINFER_KERNEL_LIBRARY` where it has them.
+Cases run in a fresh process, and after one that fails, other than in its check, the rest in another. A run
+that `--seconds` ends early says how to go on. Kernels are taken from `DEEPINFER_KERNEL_LIBRARY` where it has
+them.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
-import itertools
 import json
 import pkgutil
 import statistics
@@ -60,20 +59,18 @@ def main() -> None:
     )
     parser.add_argument("--seconds", type=float, default=1e9, help="start no case later than this")
     parser.add_argument("--json", action="store_true", help="JSON lines instead of a table")
-    parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)  # where its cases end
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    families = {family: _cases(family, args.only) for family in args.families}
-    cases = [case for part in families.values() for case in part]
-    if args.worker is not None:
-        _work(cases[args.skip : args.worker])
+    cases = [
+        case
+        for family in args.families
+        for case in importlib.import_module(f"examples.kernel_cases.{family}").cases()
+        if args.only in case.op or args.only in case.size
+    ]
+    if args.worker:
+        _work(cases[args.skip :])
     else:
-        ends = list(itertools.accumulate(len(part) for part in families.values()))
-        sys.exit(_oversee(args, cases, ends))
-
-
-def _cases(family: str, only: str) -> list[Case]:
-    found = importlib.import_module(f"examples.kernel_cases.{family}").cases()
-    return [case for case in found if only in case.op or only in case.size]
+        sys.exit(_oversee(args, cases))
 
 
 def _work(cases: list[Case]) -> None:
@@ -88,15 +85,14 @@ def _work(cases: list[Case]) -> None:
         torch.cuda.empty_cache()
 
 
-def _oversee(args: argparse.Namespace, cases: list[Case], ends: list[int]) -> int:
-    """Run the cases in processes, a new one from each of `ends`, and print what comes; how many failed."""
+def _oversee(args: argparse.Namespace, cases: list[Case]) -> int:
+    """Run the cases in worker processes and print what comes; how many failed."""
     start, done, failures = time.monotonic(), args.skip, 0
     if not args.json:
         print(HEADER, "|---" * HEADER.count(" | ") + "|---|", sep="\n", flush=True)
     while done < len(cases) and time.monotonic() < start + args.seconds:
-        end = min(end for end in ends if end > done)
-        command = [sys.executable, "-m", "examples.benchmark_kernels", "--worker", str(end)]
-        command += ["--skip", str(done), "--only", args.only, "--families", *args.families]
+        command = [sys.executable, "-m", "examples.benchmark_kernels", "--worker", "--skip", str(done)]
+        command += ["--only", args.only, "--families", *args.families]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as worker:
             error = None
             for line in worker.stdout or ():
@@ -110,7 +106,7 @@ def _oversee(args: argparse.Namespace, cases: list[Case], ends: list[int]) -> in
                     worker.kill()
                     break
             else:
-                if done < end and not error:
+                if done < len(cases) and not error:
                     failures += _report(cases[done], "its process ended")
                     done += 1
     spent = time.monotonic() - start

@@ -43,8 +43,7 @@ def test_a_failing_case_costs_no_other(
     class Worker:
         def __init__(self, command: list[str], **options: Any) -> None:
             lines = []
-            skip, end = (int(command[command.index(name) + 1]) for name in ("--skip", "--worker"))
-            for number in range(skip, end):
+            for number in range(int(command[command.index("--skip") + 1]), len(cases)):
                 fate = fates.get(number, "")
                 if fate is None:
                     break
