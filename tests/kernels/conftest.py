@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from tests.support.kernel_runs import KernelRunner, places
+from tests.support.macro_cache import MacroCache
+
+
+@pytest.fixture(scope="session", autouse=True)
+def macro_cache() -> Iterator[None]:
+    """From the first of these tests on, functions of kernels are rewritten once."""
+    with MacroCache().applied():
+        yield
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
