@@ -9,6 +9,7 @@ from tilelang_ops.kv_index.select_entries.cuda import run as select_entries
 
 THREADS = 256
 VECTOR = 4
+BLOCKS = 2  # of a thread, all loaded before one is used
 
 
 @cuda_kernel(builds=lambda model: [{"block_size": model.candidate_block_size, "vector": VECTOR}])
@@ -28,25 +29,28 @@ def block_maxima(block_size: int, vector: int):
         num_visible: T.Tensor((n,), "int32"),
         out: T.Tensor((n, blocks), "float32"),
     ):
-        with T.Kernel(T.ceildiv(blocks, THREADS), n, threads=THREADS) as (tile, row):
-            block = tile * THREADS + T.get_thread_binding()
-            loaded = T.alloc_local((block_size,), "float32")
+        with T.Kernel(T.ceildiv(blocks, THREADS * BLOCKS), n, threads=THREADS) as (tile, row):
+            first = tile * (THREADS * BLOCKS) + T.get_thread_binding()
+            loaded = T.alloc_local((BLOCKS * block_size,), "float32")
             best = T.alloc_local((1,), "float32")
-            if block < blocks:
+            for b in T.unroll(BLOCKS):
                 for j in T.unroll(block_size // vector):
-                    place = block * (block_size // vector) + j
-                    for v in T.vectorized(vector):
-                        loaded[j * vector + v] = T.if_then_else(
-                            vector > 1 or place < runs,
-                            scores[row, T.min(place, runs - 1), v],
-                            -T.infinity("float32"),
-                        )
-                best[0] = -T.infinity("float32")
-                for j in T.unroll(block_size):
-                    best[0] = T.max(best[0], loaded[j])
-                if num_visible[row] > 0 and (num_visible[row] - 1) // block_size == block:
-                    best[0] = T.infinity("float32")
-                out[row, block] = best[0]
+                    place = (first + b * THREADS) * (block_size // vector) + j
+                    if place < runs:
+                        for v in T.vectorized(vector):
+                            loaded[b * block_size + j * vector + v] = scores[row, place, v]
+                    else:
+                        for v in T.unroll(vector):
+                            loaded[b * block_size + j * vector + v] = -T.infinity("float32")
+            for b in T.unroll(BLOCKS):
+                block = first + b * THREADS
+                if block < blocks:
+                    best[0] = -T.infinity("float32")
+                    for j in T.unroll(block_size):
+                        best[0] = T.max(best[0], loaded[b * block_size + j])
+                    if num_visible[row] > 0 and (num_visible[row] - 1) // block_size == block:
+                        best[0] = T.infinity("float32")
+                    out[row, block] = best[0]
 
     return block_maxima
 

@@ -8,9 +8,6 @@ more than k columns are listed. Whatever it was, the result is exact:
                            them; what comes later and is not above it can never be chosen, since ties go to
                            the lower column
     it stays below k       the row is read again without a cut
-
-A number that k others, or about as many, are above is found in turns: each counts the numbers between two
-bounds in bins of equal size, as many as there are threads, and leaves the bin where the count is reached.
 """
 
 import torch
@@ -18,10 +15,30 @@ from tilelang.cuda import language as T
 from torch import Tensor
 
 from tilelang_ops.common.kernels import cuda_kernel
+from tilelang_ops.kv_index.select_entries.bounds import (
+    ABOVE_HIGH,
+    ABOVE_LOW,
+    BOUND,
+    CUT,
+    FLOOR,
+    HIGH,
+    LANES,
+    LENGTH,
+    LOW,
+    MINUS_INFINITY,
+    OF_OTHERS,
+    SIDE,
+    THREADS,
+    WANTED,
+    WARPS,
+    find_bound,
+    narrow,
+    ordered,
+    places_of,
+    score_of,
+    warp_sum,
+)
 
-THREADS, LANES = 512, 32
-BIN_BITS = THREADS.bit_length() - 1
-WARPS = THREADS // LANES
 RUN = 4  # columns of a thread that lie together
 RUNS = 2  # of them in a step
 STEP = THREADS * RUN * RUNS
@@ -29,33 +46,6 @@ DEPTH = 2  # steps that are loaded ahead
 KEEP = 2560  # columns that the list may have before a step
 SAMPLE = 8  # columns of a thread
 SPARE = 1024  # columns above k that are listed, about
-MINUS_INFINITY = 0x007FFFFF  # its ordered number; what is not above is never chosen
-TURNS = 4  # until a bin holds one number: THREADS ** TURNS >= 2^32
-# What all threads know: columns of the list, all of them above the floor; where in `columns` they lie; how
-# many of those equal to the bound are kept; how many are above two numbers.
-LENGTH, SIDE, WANTED, ABOVE_LOW, ABOVE_HIGH = range(5)
-CUT, FLOOR, LOW, HIGH, BOUND = range(5)
-# Places in `counts`: of the warps in a step, in a turn and in a list; what a turn finds.
-OF_TURN, OF_LIST, FOUND = DEPTH * WARPS, (DEPTH + 1) * WARPS, (DEPTH + 2) * WARPS
-
-
-def ordered(score):
-    """Ordered uint32 of a score; -0 equals 0. Nothing is added: a GPU's sums take the sign of NaN away."""
-    bits = T.reinterpret(T.if_then_else(score == T.float32(0.0), T.float32(0.0), score), "uint32")
-    return T.if_then_else(bits >= T.uint32(1 << 31), ~bits, bits | T.uint32(1 << 31))
-
-
-def score_of(number):
-    """The score with an ordered number."""
-    is_positive = number >= T.uint32(1 << 31)
-    return T.reinterpret(T.if_then_else(is_positive, number ^ T.uint32(1 << 31), ~number), "float32")
-
-
-@T.macro
-def warp_sum(values, size):
-    """Sums over a warp, in every lane of it."""
-    for i in T.unroll(size):
-        values[i] = T.warp_reduce_sum(values[i])
 
 
 @T.macro
@@ -103,14 +93,14 @@ def append(loaded, part, numbers, columns, counts, state, bounds, step, warp, la
     at[0] = T.shfl_sync(before[0], LANES - 1)
     before[0] = before[0] - sums[0]
     if lane == 0:
-        counts[part * WARPS + warp] = (at[0] & 65535) + (at[0] >> 16)
+        counts[OF_OTHERS + part * WARPS + warp] = (at[0] & 65535) + (at[0] >> 16)
     place[0] = before[0] & 65535
     place[1] = (before[0] >> 16) + (at[0] & 65535)
     T.sync_threads()
     # Of all warps in the low half, of those before this one in the high half.
     sums[0] = 0
     if lane < WARPS:
-        sums[0] = counts[part * WARPS + lane]
+        sums[0] = counts[OF_OTHERS + part * WARPS + lane]
         if lane < warp:
             sums[0] = sums[0] * 65537
     warp_sum(sums, 1)
@@ -123,64 +113,6 @@ def append(loaded, part, numbers, columns, counts, state, bounds, step, warp, la
                     columns[state[SIDE] + at[0]] = step * STEP + ((warp * RUNS + u) * LANES + lane) * RUN + v
                     at[0] = at[0] + 1
     state[LENGTH] = state[LENGTH] + (sums[0] & 65535)
-
-
-@T.macro
-def narrow(numbers, bins, counts, state, bounds, least, most, thread, warp, lane):
-    """Moves `low` up and `high` down while more than `most` of the listed numbers are above `low`.
-
-    At least `least` numbers stay above `low`, and less than that above `high`.
-    """
-    # In registers: conditions on differences of unsigned numbers lower to nonsense.
-    shift = T.alloc_local((1,), "uint32")
-    last = T.alloc_local((1,), "uint32")
-    distance = T.alloc_local((1,), "uint32")
-    above = T.alloc_local((1,), "int32")
-    higher = T.alloc_local((1,), "int32")
-    for _ in T.serial(TURNS):
-        if state[ABOVE_LOW] > most and bounds[HIGH] - bounds[LOW] > T.uint32(1):
-            last[0] = bounds[HIGH] - bounds[LOW] - T.uint32(1)
-            shift[0] = T.uint32(0)
-            for b in T.unroll(32 - BIN_BITS):
-                if (last[0] >> T.uint32(BIN_BITS + b)) != T.uint32(0):
-                    shift[0] = T.uint32(b + 1)
-            bins[thread] = 0
-            T.sync_threads()
-            for j in T.serial(T.ceildiv(state[LENGTH], THREADS)):
-                at = T.min(j * THREADS + thread, state[LENGTH] - 1)
-                distance[0] = numbers[at] - bounds[LOW] - T.uint32(1)
-                if j * THREADS + thread < state[LENGTH] and distance[0] <= last[0]:
-                    T.atomic_add(bins[T.cast(distance[0] >> shift[0], "int32")], 1)
-            T.sync_threads()
-            # How many are in this thread's bin and those above it.
-            inside = bins[thread]
-            above[0] = inside
-            for step in T.unroll(5):
-                other = T.shfl_down(above[0], 1 << step)
-                if lane + (1 << step) < LANES:
-                    above[0] = above[0] + other
-            if lane == 0:
-                counts[OF_TURN + warp] = above[0]
-            T.sync_threads()
-            higher[0] = 0
-            if lane > warp and lane < WARPS:
-                higher[0] = counts[OF_TURN + lane]
-            warp_sum(higher, 1)
-            above[0] = above[0] + higher[0] + state[ABOVE_HIGH]
-            # Of too few, as of a sample that is mostly -inf, the first bin is left.
-            if above[0] - inside < least and (above[0] >= least or thread == 0):
-                counts[FOUND] = thread
-                counts[FOUND + 1] = above[0]
-                counts[FOUND + 2] = above[0] - inside
-            T.sync_threads()
-            found = T.cast(counts[FOUND], "uint32")
-            # The last bin may hang over `high`, and its end be 2^32.
-            bounds[HIGH] = (
-                bounds[LOW] + T.uint32(1) + T.min(last[0], ((found + T.uint32(1)) << shift[0]) - T.uint32(1))
-            )
-            bounds[LOW] = bounds[LOW] + (found << shift[0])
-            state[ABOVE_LOW] = counts[FOUND + 1]
-            state[ABOVE_HIGH] = counts[FOUND + 2]
 
 
 @T.macro
@@ -214,45 +146,6 @@ def choose_cut(scores, row, width, wanted, numbers, bins, counts, state, bounds,
 
 
 @T.macro
-def find_bound(numbers, bins, counts, state, bounds, k, most, thread, warp, lane):
-    """The bound that at least k columns of the list are above, at most `most`; raises the cut.
-
-    If too many have the k-th best number it is the bound, and the first of them stay.
-    """
-    T.sync_threads()
-    bounds[LOW] = bounds[FLOOR]
-    bounds[HIGH] = T.uint32(0xFFFFFFFF)
-    state[ABOVE_LOW] = state[LENGTH]
-    state[ABOVE_HIGH] = 0
-    narrow(numbers, bins, counts, state, bounds, k, most, thread, warp, lane)
-    bounds[BOUND] = bounds[LOW]
-    bounds[FLOOR] = bounds[LOW]
-    state[WANTED] = 0
-    if state[ABOVE_LOW] > most:  # `high` is the k-th best number
-        bounds[BOUND] = bounds[HIGH]
-        bounds[FLOOR] = bounds[HIGH] - T.uint32(1)
-        state[WANTED] = k - state[ABOVE_HIGH]
-    bounds[CUT] = T.max(bounds[CUT], bounds[BOUND])
-
-
-@T.macro
-def places_of(place, sums, counts, warp, lane):
-    """From a warp's columns to those of the warps before it, and of all; better and equal ones in halves."""
-    if lane == 0:
-        counts[OF_LIST + warp] = sums[0]
-    T.sync_threads()
-    sums[0] = 0
-    sums[1] = 0
-    if lane < WARPS:
-        sums[0] = counts[OF_LIST + lane]
-        if lane < warp:
-            sums[1] = sums[0]
-    warp_sum(sums, 2)
-    place[0] = sums[1] & 65535
-    place[1] = sums[1] >> 16
-
-
-@T.macro
 def shrink(numbers, columns, bins, counts, state, bounds, k, most, capacity, thread, warp, lane):
     """Leaves at least k columns of the list, at most `most`, and no one better outside; raises the cut."""
     items = capacity // THREADS
@@ -263,17 +156,21 @@ def shrink(numbers, columns, bins, counts, state, bounds, k, most, capacity, thr
     find_bound(numbers, bins, counts, state, bounds, k, most, thread, warp, lane)
     per_lane = T.ceildiv(state[LENGTH], THREADS)
     sums[0] = 0
+    for j in T.serial(per_lane):
+        at = (warp * per_lane + j) * LANES + lane
+        if at < state[LENGTH]:
+            if numbers[at] > bounds[BOUND]:
+                sums[0] = sums[0] + 1
+            if numbers[at] == bounds[BOUND]:
+                sums[0] = sums[0] + 65536
+    warp_sum(sums, 1)
+    places_of(place, sums, counts, warp, lane)
     for j in T.unroll(items):
         own[j] = T.uint32(0)
         at = (warp * per_lane + j) * LANES + lane
         if j < per_lane and at < state[LENGTH]:
             own[j] = numbers[at]
-        if own[j] > bounds[BOUND]:
-            sums[0] = sums[0] + 1
-        if own[j] == bounds[BOUND]:
-            sums[0] = sums[0] + 65536
-    warp_sum(sums, 1)
-    places_of(place, sums, counts, warp, lane)
+    T.sync_threads()
     other = capacity - state[SIDE]
     for j in T.unroll(items):
         if j < per_lane:
@@ -328,7 +225,7 @@ def kernel(k: int, block_size: int, vector: int):
             numbers = T.alloc_shared((capacity,), "uint32")
             columns = T.alloc_shared((2 * capacity,), "int32")
             bins = T.alloc_shared((THREADS,), "int32")
-            counts = T.alloc_shared((FOUND + 3,), "int32")
+            counts = T.alloc_shared((OF_OTHERS + DEPTH * WARPS,), "int32")
             sums = T.alloc_local((2,), "int32")
             place = T.alloc_local((2,), "int32")
             loaded = T.alloc_local((DEPTH * RUNS * RUN,), "float32")
