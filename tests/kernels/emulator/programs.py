@@ -125,6 +125,27 @@ def relay(arrives: bool):
     return program
 
 
+def awaited_copies(copies: int, waits: int):
+    """out = x by a warp that waits at a barrier for what another has copied."""
+    from tilelang.cuda import language as TC
+
+    @T.prim_func
+    def program(x: T.Tensor((32,), "float32"), out: T.Tensor((32,), "float32")):
+        with TC.Kernel(1, threads=64):
+            thread = TC.get_thread_binding()
+            shared = TC.alloc_shared((32,), "float32")
+            copied = TC.alloc_barrier(1)
+            if thread < 32:
+                for _ in TC.serial(copies):
+                    TC.tma_copy(x, shared, barrier=copied, annotations={"emit_arrive": 1})
+            else:
+                for wait in TC.serial(waits):
+                    TC.mbarrier_wait_parity(copied, wait % 2)
+                out[thread - 32] = shared[thread - 32]
+
+    return program
+
+
 def votes(threads: int):
     """ballot[w] of odd values, and their number in the block."""
 

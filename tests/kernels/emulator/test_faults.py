@@ -78,6 +78,11 @@ def test_nobody_arrives_at_a_named_barrier() -> None:
         program(torch.zeros(32, dtype=torch.uint32), torch.zeros(32, dtype=torch.uint32))
 
 
+def test_waiting_for_a_copy_that_nobody_starts() -> None:
+    with pytest.raises(EmulationError, match="diverged"):
+        EmulatedProgram(programs.awaited_copies(copies=1, waits=2))(torch.zeros(32), torch.zeros(32))
+
+
 def test_order_dependence_shows_in_reverse() -> None:
     x = torch.arange(8, dtype=torch.int32)
     program = EmulatedProgram(programs.race())

@@ -112,6 +112,12 @@ def test_arriving_at_a_named_barrier(reverse: bool) -> None:
     assert torch.equal(out[:, None].view(torch.uint8), x.flip(1))
 
 
+def test_waiting_for_a_copy() -> None:
+    x, out = torch.randn(32), torch.empty(32)
+    EmulatedProgram(programs.awaited_copies(copies=1, waits=1))(x, out, reverse=True)  # who waits is first
+    assert torch.equal(out, x)
+
+
 def test_atomics_count_all() -> None:
     x = torch.randint(0, 99, (50,), dtype=torch.int32)
     counts = torch.zeros(4, dtype=torch.int32)

@@ -238,9 +238,10 @@ class Statements(Expressions):
             self.statement(body)
 
     def _allocate(self, buffer: Any) -> None:
-        if "barrier" in buffer.scope():
-            return
         count = " * ".join(self.sizes(buffer)) or "1"
+        if "barrier" in buffer.scope():
+            self.write(f"[[maybe_unused]] Phases {self.name(buffer.data)}({count});")
+            return
         size = f"({count} * bits_of<{c_type(buffer.dtype)}> + 7) / 8"
         self.write(f'[[maybe_unused]] Scratch {self.name(buffer.data)}("{buffer.name}", {size});')
 
@@ -301,6 +302,8 @@ class Statements(Expressions):
         elif op in ("tvm_storage_sync", "sync_threads"):
             named = [self.expression(a) for a in args[1:]]  # a barrier's number and how many threads it joins
             self.write(f"sync_named({', '.join(named)});" if len(named) == 2 else "sync_block();")
+        elif op == "mbarrier_wait_parity":
+            self.write(f"wait_phase({self._barrier(args[0])}, {self.expression(args[1])});")
         elif op == "named_barrier_arrive":
             self.write(f"arrive_named({self.expression(args[0])}, {self.expression(args[1])});")
         elif op == "sync_warp":
@@ -328,12 +331,26 @@ class Statements(Expressions):
         ranks = [sum(not _is_one(extent) for extent in r.args[2:]) for r in (from_, to)]
         if ranks[0] != ranks[1]:
             raise Unsupported("copy between regions of different rank")
+        barrier = (annotations or {}).get("barrier")
+        if barrier is not None:  # this copy completes it, which takes no other arrival
+            if int(annotations.get("emit_arrive", 0)) != 1:
+                raise Unsupported("copy at whose barrier others arrive")
+            (source, whole), (target, part) = self.region(from_), self.region(to)
+            with self.together(source, target):
+                self.write(f"copy<{c_type(target.dtype)}, {c_type(source.dtype)}>({whole}, {part});")
+                self.write(
+                    f"++{self.name(barrier.buffer.data)}.completed[{self.expression(barrier.indices[0])}];"
+                )
+            return
         split = int((annotations or {}).get("dual_dst_ctl", 0))  # 1: rows, 2: columns, to either vector core
         if split == 0:
             self._two_regions("copy<{to}, {from_}>", [from_, to])
         else:
             (source, part), (target, whole) = self.region(from_, split - 3), self.region(to)
             self.write(f"copy<{c_type(target.dtype)}, {c_type(source.dtype)}>({part}, {whole});")
+
+    def _barrier(self, load: Any) -> str:
+        return f"{self.name(load.buffer.data)}, {self.expression(load.indices[0])}"
 
     def _fill(self, region: Any, value: Any) -> None:
         buffer, text = self.region(region)

@@ -3,14 +3,18 @@
 Tiles of 64 keys are unpacked to bfloat16 in shared memory, where they serve both products. Two groups
 multiply tile s while the others, which have records in registers one tile ahead, unpack tile s + 1:
 
-    first group     Q K^T, weights of the logits in two halves | values += P V, channels 0..255
-    second group                      values += P V of a half  | of the other half, channels 256..511
-    the others      unpack tile s + 1, fetch the records of tile s + 2
+    first group     Q K^T, peaks and weights of half of the keys          | weights of the other half
+                    values of the other half of tile s - 1                | values of the first half
+    second group    values of the other half of tile s - 1, lists keys    | values of the first half
+    the others      fetch tile s + 2, unpack the first half of tile s + 1 | the other half
 
-Tiles of a row and of the next follow each other without a gap: in a row's first step those who unpack list
-the next row's records, in its last they load the next row's queries as soon as the first group has read its
-own. A row's result goes through the last tile's memory and leaves while the next row's first tile is
-multiplied.
+(The groups that multiply have 256 channels of the values each.)
+So tensor cores are at work while weights are made, except for a row's last tile, whose values are all added
+in its own step; the second half of a tile's memory is free again when the next step's first values are.
+
+Tiles of a row and of the next follow each other without a gap: step by step the second group lists the next
+row's records, and in a row's last step the first one loads the next queries once it has used its own. A
+row's result goes through the last tile's memory and leaves while the next row's first tile is multiplied.
 
 Sums of a row follow the order of its list of keys whatever else runs.
 """
@@ -28,17 +32,19 @@ from tilelang_ops.attention.sparse_attention.in_float32 import (
     in_float32,
 )
 from tilelang_ops.attention.sparse_attention.key_tiles import (
+    FREED,
     KEYS,
+    LISTERS,
     MAX_KEYS,
-    PER_THREAD,
+    THREADS,
     UNIT,
     UNITS,
     UNPACKERS,
-    UNPACKING,
-    WARPS,
     advance,
     fetch,
-    list_row,
+    list_chunks,
+    load_number,
+    wait_for_half,
 )
 from tilelang_ops.common.kernels import cuda_kernel, num_sms
 from tilelang_ops.common.records import flat_rows, rows_per_part
@@ -46,16 +52,18 @@ from tilelang_ops.common.records import flat_rows, rows_per_part
 QUARTER = WIDTH // 4
 HEADS = KEYS  # of a row that a block takes at once: results pass through a tile
 GROUP = 128
-MULTIPLIERS = 2 * GROUP  # threads of the first two groups
-THREADS = MULTIPLIERS + UNPACKERS
+MULTIPLIERS = THREADS - UNPACKERS  # those of the first two groups
 SHRUNK, SHRUNK_BITS = 128.0, 7.0  # true keys of the main pool / unpacked ones, and its logarithm
 SLACK = 8.0  # a row's largest logit may lag behind by this power of two before sums are rescaled
-REGISTERS = 200, 168, 72  # of a thread of the first group, of the second, of one that unpacks
+REGISTERS = {  # of a thread of the first group, of the second, of one that unpacks
+    "sm_90a": (200, 168, 72),
+    "sm_100a": (184, 184, 72),
+}
 ASYNC = {"wg_wait": -1}  # the product runs on until T.wait_wgmma
 PHASE = "tl.pipeline_mbar_phase_expr"  # which completion of its barrier an operation waits for
-# Named barriers beside UNPACKING: half of the weights are there, all are; queries have been read; a step is
-# over; sums lie in tensor memory (two, one for each group).
-HALF_WEIGHED, WEIGHED, READ, STEP, COPIED = 1, 2, 4, 5, 6
+# Named barriers beside those of key_tiles: half of the weights are there, all are; a result has left; queries
+# have been read; a step is over; sums lie in tensor memory (two, one for each group); the next row is listed.
+HALF_WEIGHED, WEIGHED, LEFT, READ, STEP, COPIED, LISTED = 1, 2, 3, 4, 5, 6, 9
 
 
 def _place(item, groups):
@@ -111,7 +119,7 @@ def _rescale(values, accumulated, factors, shrinks, side, in_tensor_memory):
 
 
 @T.macro
-def _add(values, accumulated, added, weights, keys, slot, side, part, clear, in_tensor_memory):
+def _add(values, accumulated, added, weights, keys, slot, side, part, clear, phase, in_tensor_memory):
     """Starts to add the weighted values of half of a tile's keys to half of the channels."""
     for h in (0, 1):
         if in_tensor_memory:
@@ -124,8 +132,8 @@ def _add(values, accumulated, added, weights, keys, slot, side, part, clear, in_
                 ],
                 accumulated[h],
                 clear_accum=clear,
-                mbar=added[part * 2 + h],
-                annotations={PHASE: slot},
+                mbar=added[h],
+                annotations={PHASE: phase},
             )
         else:
             T.gemm(
@@ -170,6 +178,7 @@ def kernel(arch: str):
     n, heads, window_width, main_width = (T.dynamic(x) for x in ("n", "heads", "window_width", "main_width"))
     window_rows, main_rows = T.dynamic("window_rows"), T.dynamic("main_rows")
     in_tensor_memory = arch == "sm_100a"
+    registers = REGISTERS[arch]
 
     @T.prim_func
     def sparse_attention(
@@ -197,7 +206,8 @@ def kernel(arch: str):
             changed = T.alloc_shared((2,), "int32")  # whether a peak has moved; of tiles in turn
             listed = T.alloc_shared((2, 2, MAX_KEYS), "int32")  # of rows in turn: the window, the others
             counts = T.alloc_shared((2, 2), "int32")  # of what is listed
-            totals = T.alloc_shared((2, PER_THREAD * WARPS), "int32")
+            totals = T.alloc_shared((2, LISTERS // LANES), "int32")
+            loaded = T.alloc_barrier(1)  # queries
             step = T.alloc_local((1,), "int32")  # tiles so far
             logits = T.alloc_fragment((HEADS, KEYS), "float32")
             # In two: an instruction's registers must fit into those that a thread is launched with.
@@ -216,8 +226,10 @@ def kernel(arch: str):
             shrink = T.alloc_fragment((HEADS,), "float32")
             total = T.alloc_fragment((HEADS,), "float32")
             tile_total = T.alloc_fragment((HEADS,), "float32")
+            sinks = T.alloc_fragment((HEADS,), "float32")
             rows = peak, last_peak, shrink
-            left_sums, right_sums, left_added, right_added = (None, None), (None, None), None, None
+            left_sums, right_sums = (None, None), (None, None)
+            left_added, right_added = (None, None, None), (None, None, None)
             if in_tensor_memory:
                 products = T.alloc_tmem((HEADS, KEYS), "float32")
                 left_sums = (
@@ -229,8 +241,16 @@ def kernel(arch: str):
                     T.alloc_tmem((HEADS, QUARTER), "float32"),
                 )
                 multiplied = T.alloc_barrier(1)
-                left_added = T.alloc_barrier(1), T.alloc_barrier(1), T.alloc_barrier(1), T.alloc_barrier(1)
-                right_added = T.alloc_barrier(1), T.alloc_barrier(1), T.alloc_barrier(1), T.alloc_barrier(1)
+                left_added = (
+                    (T.alloc_barrier(1), T.alloc_barrier(1)),
+                    (T.alloc_barrier(1), T.alloc_barrier(1)),
+                    (T.alloc_barrier(1), T.alloc_barrier(1)),
+                )
+                right_added = (
+                    (T.alloc_barrier(1), T.alloc_barrier(1)),
+                    (T.alloc_barrier(1), T.alloc_barrier(1)),
+                    (T.alloc_barrier(1), T.alloc_barrier(1)),
+                )
             groups = T.ceildiv(heads, HEADS)
             turns = T.cast(
                 T.cast(n * groups - block + blocks - 1, "uint32") // T.cast(blocks, "uint32"), "int32"
@@ -239,9 +259,14 @@ def kernel(arch: str):
             step[0] = 0
 
             if tx < GROUP:
-                T.inc_max_nreg(REGISTERS[0])
+                T.inc_max_nreg(registers[0])
                 first_row, first_head = _place(block, groups)
-                T.copy(q[first_row, first_head : first_head + HEADS, :], queries, prefer_instruction="tma")
+                T.tma_copy(
+                    q[first_row, first_head : first_head + HEADS, :],
+                    queries,
+                    barrier=loaded,
+                    annotations={"emit_arrive": 1},
+                )
                 T.sync_threads(STEP, THREADS)
                 for turn in T.serial(turns):
                     head = _place(block + turn * blocks, groups)[1]
@@ -252,6 +277,11 @@ def kernel(arch: str):
                         T.fill(left[h], 0.0)
                     T.fill(total, 0.0)
                     T.fill(peak, -1e30)
+                    for i in T.Parallel(HEADS):
+                        sinks[i] = -T.infinity("float32")
+                        if head + i < heads:
+                            sinks[i] = sink[head + i] * LOG2_E
+                    T.mbarrier_wait_parity(loaded, turn % 2)
                     for tile in T.serial(num_tiles):
                         parity = step[0] % 2
                         if in_tensor_memory:
@@ -266,133 +296,250 @@ def kernel(arch: str):
                             )
                             T.copy(products, logits)
                         else:
-                            T.gemm(queries, keys[parity, :, :], logits, transpose_B=True, clear_accum=True)
+                            T.gemm(
+                                queries,
+                                keys[parity, :, :],
+                                logits,
+                                transpose_B=True,
+                                clear_accum=True,
+                                annotations=ASYNC,
+                            )
+                        if tile > 0:
+                            _add(
+                                left,
+                                left_sums,
+                                left_added[2],
+                                weights,
+                                keys,
+                                1 - parity,
+                                0,
+                                1,
+                                False,
+                                (step[0] + turn + 1) % 2,
+                                in_tensor_memory,
+                            )
+                            if not in_tensor_memory:
+                                T.wait_wgmma(2)
+                        else:
+                            if not in_tensor_memory:
+                                T.wait_wgmma(0)
                         if tile + 1 == num_tiles and turn + 1 < turns:
-                            T.named_barrier_arrive(READ, GROUP + UNPACKERS)
+                            next_row, next_head = _place(block + (turn + 1) * blocks, groups)
+                            T.sync_threads(READ, GROUP)
+                            T.tma_copy(
+                                q[next_row, next_head : next_head + HEADS, :],
+                                queries,
+                                barrier=loaded,
+                                annotations={"emit_arrive": 1},
+                            )
                         is_window = tile < window_tiles
                         first = T.if_then_else(is_window, tile, tile - window_tiles) * KEYS
                         count = T.if_then_else(is_window, num_window, num_main)
                         shrunk = T.if_then_else(is_window, 1.0, SHRUNK)
                         _find_peaks(logits, rows, shrinks, changed, parity, first, count, factor, shrunk)
+                        if not in_tensor_memory:
+                            T.wait_wgmma(0)
+                        T.named_barrier_arrive(FREED, THREADS)
                         _weigh(logits, peak, weights, 0, factor, is_window)
-                        T.named_barrier_arrive(HALF_WEIGHED, MULTIPLIERS)
-                        _weigh(logits, peak, weights, 1, factor, is_window)
-                        T.sync_threads(WEIGHED, MULTIPLIERS)
+                        T.sync_threads(HALF_WEIGHED, MULTIPLIERS)
                         if tile > 0 and changed[parity] != 0:
                             _rescale(left, left_sums, left_factors, shrinks, 0, in_tensor_memory)
-                        for part in (0, 1):
+                        _add(
+                            left,
+                            left_sums,
+                            left_added[0],
+                            weights,
+                            keys,
+                            parity,
+                            0,
+                            0,
+                            tile == 0,
+                            parity,
+                            in_tensor_memory,
+                        )
+                        _weigh(logits, peak, weights, 1, factor, is_window)
+                        T.reduce_sum(logits, tile_total, dim=1)
+                        for i in T.Parallel(HEADS):
+                            total[i] = total[i] * shrink[i] + tile_total[i] / shrunk
+                        if tile + 1 == num_tiles:
+                            for i in T.Parallel(HEADS):
+                                total[i] += T.exp2(sinks[i] - peak[i] * factor)
+                                total[i] = T.if_then_else(total[i] > 0, 1.0 / total[i], 0.0)
+                            T.copy(total, inverses)
+                            T.sync_threads(WEIGHED, MULTIPLIERS)
                             _add(
                                 left,
                                 left_sums,
-                                left_added,
+                                left_added[1],
                                 weights,
                                 keys,
                                 parity,
                                 0,
-                                part,
-                                (tile == 0 if part == 0 else False),
+                                1,
+                                False,
+                                turn % 2,
                                 in_tensor_memory,
                             )
-                        T.reduce_sum(logits, tile_total, dim=1)
-                        for i in T.Parallel(HEADS):
-                            total[i] = total[i] * shrink[i] + tile_total[i] / shrunk
-                        if not in_tensor_memory:
-                            T.wait_wgmma(0)
-                        if tile + 1 == num_tiles:
-                            for i in T.Parallel(HEADS):
-                                if head + i < heads:
-                                    total[i] += T.exp2(sink[head + i] * LOG2_E - peak[i] * factor)
-                                total[i] = T.if_then_else(total[i] > 0, 1.0 / total[i], 0.0)
-                            T.copy(total, inverses)
-                            T.sync_threads(WEIGHED, MULTIPLIERS)
+                            if not in_tensor_memory:
+                                T.wait_wgmma(0)
                             _finish(
                                 left, left_sums, left_factors, inverses, keys, parity, 0, in_tensor_memory
                             )
+                        else:
+                            if not in_tensor_memory:
+                                T.wait_wgmma(0)
                         T.sync_threads(STEP, THREADS)
                         step[0] += 1
             elif tx < MULTIPLIERS:
-                T.inc_max_nreg(REGISTERS[1])
-                if tx == GROUP:
-                    changed[0] = 0
-                T.sync_threads(STEP, THREADS)
-                for turn in T.serial(turns):
-                    num_tiles = T.max(
-                        T.ceildiv(counts[turn % 2, 0], KEYS) + T.ceildiv(counts[turn % 2, 1], KEYS), 1
-                    )
-                    for h in (0, 1):
-                        T.fill(right[h], 0.0)
-                    for tile in T.serial(num_tiles):
-                        parity = step[0] % 2
-                        if tx == GROUP:
-                            changed[1 - parity] = 0
-                        T.sync_threads(HALF_WEIGHED, MULTIPLIERS)
-                        if tile > 0 and changed[parity] != 0:
-                            _rescale(right, right_sums, right_factors, shrinks, 1, in_tensor_memory)
-                        _add(
-                            right,
-                            right_sums,
-                            right_added,
-                            weights,
-                            keys,
-                            parity,
-                            1,
-                            0,
-                            tile == 0,
-                            in_tensor_memory,
-                        )
-                        T.sync_threads(WEIGHED, MULTIPLIERS)
-                        _add(
-                            right,
-                            right_sums,
-                            right_added,
-                            weights,
-                            keys,
-                            parity,
-                            1,
-                            1,
-                            False,
-                            in_tensor_memory,
-                        )
-                        if not in_tensor_memory:
-                            T.wait_wgmma(0)
-                        if tile + 1 == num_tiles:
-                            T.sync_threads(WEIGHED, MULTIPLIERS)
-                            _finish(
-                                right, right_sums, right_factors, inverses, keys, parity, 1, in_tensor_memory
-                            )
-                        T.sync_threads(STEP, THREADS)
-                        step[0] += 1
-            else:
-                T.dec_max_nreg(REGISTERS[2])
-                thread = tx - MULTIPLIERS
-                numbers = T.alloc_local((PER_THREAD,), "int32"), T.alloc_local((PER_THREAD,), "int32")
-                raw = T.alloc_local((UNIT * 4,), "uint32"), T.alloc_local((UNITS,), "uint32")
-                scratch = T.alloc_local((4,), "uint32"), T.alloc_local((2,), "uint32")
-                plan = T.alloc_local((4,), "int32")  # list and tile to unpack, list and tile to fetch
-                lead = T.alloc_local(
-                    (1,), "int32"
-                )  # the first row's tile 0 is unpacked before its first step
-                mine = T.alloc_local((1,), "int32")
+                T.inc_max_nreg(registers[1])
+                lister = tx - GROUP
+                ahead = T.alloc_local((1,), "int32")
+                number = T.alloc_local((1,), "int32")
                 found = T.alloc_local((1,), "int32")
                 place = T.alloc_local((1,), "int32")
-                lists = listed, totals, counts, found, place
+                state = ahead, number, found, place
+                lists = listed, totals, counts
                 indices = (
                     window_index,
                     (window_width, window_records, window_stride),
                     main_index,
                     (main_width, main_records, main_stride),
                 )
+                chunks = T.ceildiv(window_width, LISTERS) + T.ceildiv(main_width, LISTERS)
+                if lister == 0:
+                    changed[0] = 0
+                if lister < 4:
+                    counts[lister // 2, lister % 2] = 0
+                found[0] = 0
+                load_number(ahead, indices, _place(block, groups)[0], 0, lister)
+                list_chunks(state, indices, lists, _place(block, groups)[0], 0, 0, chunks, lister)
+                T.named_barrier_arrive(LISTED, LISTERS + UNPACKERS)
+                if turns > 1:
+                    load_number(ahead, indices, _place(block + blocks, groups)[0], 0, lister)
+                T.sync_threads(STEP, THREADS)
+                for turn in T.serial(turns):
+                    num_tiles = T.max(
+                        T.ceildiv(counts[turn % 2, 0], KEYS) + T.ceildiv(counts[turn % 2, 1], KEYS), 1
+                    )
+                    last_listing = T.max(num_tiles - 2, 0)
+                    of_tile = T.ceildiv(chunks, last_listing + 1)
+                    for h in (0, 1):
+                        T.fill(right[h], 0.0)
+                    for tile in T.serial(num_tiles):
+                        parity = step[0] % 2
+                        if lister == 0:
+                            changed[1 - parity] = 0
+                        if turn + 1 < turns and tile <= last_listing:
+                            list_chunks(
+                                state,
+                                indices,
+                                lists,
+                                _place(block + (turn + 1) * blocks, groups)[0],
+                                (turn + 1) % 2,
+                                tile * of_tile,
+                                of_tile,
+                                lister,
+                            )
+                            if tile == last_listing:
+                                T.named_barrier_arrive(LISTED, LISTERS + UNPACKERS)
+                                if turn + 2 < turns:
+                                    load_number(
+                                        ahead,
+                                        indices,
+                                        _place(block + (turn + 2) * blocks, groups)[0],
+                                        0,
+                                        lister,
+                                    )
+                        if tile > 0:
+                            _add(
+                                right,
+                                right_sums,
+                                right_added[2],
+                                weights,
+                                keys,
+                                1 - parity,
+                                1,
+                                1,
+                                False,
+                                (step[0] + turn + 1) % 2,
+                                in_tensor_memory,
+                            )
+                            if not in_tensor_memory:
+                                T.wait_wgmma(0)
+                        T.named_barrier_arrive(FREED, THREADS)
+                        T.sync_threads(HALF_WEIGHED, MULTIPLIERS)
+                        if tile > 0 and changed[parity] != 0:
+                            _rescale(right, right_sums, right_factors, shrinks, 1, in_tensor_memory)
+                        _add(
+                            right,
+                            right_sums,
+                            right_added[0],
+                            weights,
+                            keys,
+                            parity,
+                            1,
+                            0,
+                            tile == 0,
+                            parity,
+                            in_tensor_memory,
+                        )
+                        if not in_tensor_memory:
+                            T.wait_wgmma(0)
+                        if tile + 1 == num_tiles:
+                            T.sync_threads(WEIGHED, MULTIPLIERS)
+                            _add(
+                                right,
+                                right_sums,
+                                right_added[1],
+                                weights,
+                                keys,
+                                parity,
+                                1,
+                                1,
+                                False,
+                                turn % 2,
+                                in_tensor_memory,
+                            )
+                            if not in_tensor_memory:
+                                T.wait_wgmma(0)
+                            _finish(
+                                right, right_sums, right_factors, inverses, keys, parity, 1, in_tensor_memory
+                            )
+                        T.sync_threads(STEP, THREADS)
+                        step[0] += 1
+            else:
+                T.dec_max_nreg(registers[2])
+                thread = tx - MULTIPLIERS
+                raws = (
+                    (T.alloc_local((UNIT * 4,), "uint32"), T.alloc_local((UNITS,), "uint32")),
+                    (T.alloc_local((UNIT * 4,), "uint32"), T.alloc_local((UNITS,), "uint32")),
+                )
+                here = T.alloc_local((2,), "int32")  # tiles of the row's window, and of its other keys
+                there = T.alloc_local((2,), "int32")  # of the next row
+                scratch = T.alloc_local((4,), "uint32"), T.alloc_local((2,), "uint32")
+                plan = T.alloc_local((4,), "int32")  # list and tile to unpack, list and tile to fetch
+                tiles = T.alloc_local((4,), "int32")  # of both pools: of the list to unpack, of that to fetch
+                lead = T.alloc_local(
+                    (1,), "int32"
+                )  # the first row's tile 0 is unpacked before its first step
+                mine = T.alloc_local((1,), "int32")
                 source = window_words, main_words, listed
 
-                if thread < 2:
-                    counts[1, thread] = 0
-                list_row(numbers, indices, _place(block, groups)[0], lists, 0, thread)
+                T.sync_threads(LISTED, LISTERS + UNPACKERS)
                 step[0] = 1
                 lead[0] = 1
+                for pool in (0, 1):
+                    here[pool] = T.ceildiv(counts[0, pool], KEYS)
+                    there[pool] = 0
+                for w in T.unroll(UNIT * 4):
+                    raws[1][0][w] = T.uint32(0)
+                for w in T.unroll(UNITS):
+                    raws[0][1][w] = T.uint32(0)
+                    raws[1][1][w] = T.uint32(0)
                 for turn in T.serial(turns):
                     slot = turn % 2
                     has_next = turn + 1 < turns
-                    num_tiles = T.max(T.ceildiv(counts[slot, 0], KEYS) + T.ceildiv(counts[slot, 1], KEYS), 1)
+                    num_tiles = T.max(here[0] + here[1], 1)
                     for number in T.serial(num_tiles + lead[0]):
                         tile = number - lead[0]
                         other = (step[0] + 1) % 2
@@ -403,42 +550,54 @@ def kernel(arch: str):
                                 out[row, head : head + HEADS, :],
                                 prefer_instruction="tma",
                             )
-                            T.sync_threads(UNPACKING, UNPACKERS)
-                        if has_next and tile == T.if_then_else(num_tiles > 2, 1, 0):
-                            row, head = _place(block + (turn + 1) * blocks, groups)
-                            list_row(numbers, indices, row, lists, 1 - slot, thread)
-                        # What follows from the thread's number is worked out anew for every tile: a shuffle
-                        # hides that it never changes, which would take more registers than there are.
-                        mine[0] = T.shfl_sync(thread, tx % LANES)
-                        warp, lane = mine[0] // LANES, mine[0] % LANES
+                            T.sync_threads(LEFT, UNPACKERS)
+                        if has_next and tile == T.max(num_tiles - 2, 0):
+                            T.sync_threads(LISTED, LISTERS + UNPACKERS)
+                            for pool in (0, 1):
+                                there[pool] = T.ceildiv(counts[1 - slot, pool], KEYS)
                         is_last = tile + 1 == num_tiles
-                        next_tiles = T.ceildiv(counts[1 - slot, 0], KEYS) + T.ceildiv(
-                            counts[1 - slot, 1], KEYS
-                        )
                         is_beyond = tile + 2 >= num_tiles
                         plan[0] = T.if_then_else(is_last, 1 - slot, slot)
                         plan[1] = T.if_then_else(is_last, 0, tile + 1)
                         plan[2] = T.if_then_else(is_beyond, 1 - slot, slot)
                         plan[3] = T.if_then_else(is_beyond, tile + 2 - num_tiles, tile + 2)
+                        for pool in (0, 1):
+                            tiles[pool] = T.if_then_else(is_last, there[pool], here[pool])
+                            tiles[2 + pool] = T.if_then_else(is_beyond, there[pool], here[pool])
                         if has_next or not is_last:
                             if tile < 0 or num_tiles == 1:
-                                for unit in T.unroll(UNITS):
-                                    fetch(raw, unit, source, counts, plan[0], plan[1], warp, lane)
-                            is_there = not is_beyond or (has_next and plan[3] < next_tiles)
-                            advance(raw, scratch, source, keys, counts, plan, other, is_there, warp, lane)
-                        if is_last and has_next:
-                            T.sync_threads(READ, GROUP + UNPACKERS)
-                            row, head = _place(block + (turn + 1) * blocks, groups)
-                            T.copy(
-                                q[row, head : head + HEADS, :],
-                                queries,
-                                prefer_instruction="tma",
-                                annotations={PHASE: turn % 2},
+                                fetch(
+                                    raws[0],
+                                    source,
+                                    plan[0],
+                                    (tiles[0], tiles[1]),
+                                    plan[1],
+                                    0,
+                                    thread // LANES,
+                                    thread % LANES,
+                                )
+                            is_there = not is_beyond or (has_next and plan[3] < there[0] + there[1])
+                            advance(
+                                raws,
+                                scratch,
+                                source,
+                                keys,
+                                plan,
+                                tiles,
+                                other,
+                                tile >= 0,
+                                is_there,
+                                thread,
+                                mine,
                             )
+                        else:
+                            wait_for_half()
                         T.fence_proxy_async()
                         T.sync_threads(STEP, THREADS)
                         step[0] += 1
                     lead[0] = 0
+                    for pool in (0, 1):
+                        here[pool] = there[pool]
                 row, head = _place(block + (turns - 1) * blocks, groups)
                 T.copy(
                     keys[(step[0] + 1) % 2, :, :], out[row, head : head + HEADS, :], prefer_instruction="tma"

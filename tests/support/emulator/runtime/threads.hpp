@@ -17,7 +17,14 @@ inline constexpr int MAX_THREADS = 1024;
 inline constexpr int NAMED_BARRIERS = 16;
 inline constexpr size_t STACK_BYTES = 1 << 18;
 
-enum class Waiting { NOT, WARP, GROUP, NAMED, BLOCK };
+enum class Waiting { NOT, WARP, GROUP, NAMED, PHASE, BLOCK };
+
+// Barriers that copies complete: how often each has been.
+struct Phases {
+    std::vector<int64_t> completed;
+    explicit Phases(int64_t count) : completed(count, 0) {}
+    bool is_over(int64_t at, int64_t parity) const { return completed[at] % 2 != parity % 2; }
+};
 
 struct Fiber {
     ucontext_t context;
@@ -26,6 +33,8 @@ struct Fiber {
     Waiting waiting;
     int group_first, group_count;  // whom it waits for at a GROUP
     int barrier, barrier_count;    // which one NAMED is, and how many threads it joins
+    const Phases* phases;          // of a PHASE: the one of that parity at a barrier
+    int64_t phase_at, phase_parity;
 };
 
 struct Block {
@@ -81,6 +90,16 @@ inline void sync_named(int number, int count) {
 
 // Comes to barrier `number` without waiting there.
 inline void arrive_named(int number, int) { ++block.arrived[number]; }
+
+// Waits until the phase of that parity is over.
+inline void wait_phase(const Phases& phases, int64_t at, int64_t parity) {
+    if (phases.is_over(at, parity)) return;
+    Fiber& self = block.fibers[block.current];
+    self.phases = &phases;
+    self.phase_at = at;
+    self.phase_parity = parity;
+    wait(Waiting::PHASE);
+}
 
 // The thread that carries out what threads from `first` on do together.
 inline bool is_leader(int first = 0) {
@@ -143,6 +162,10 @@ inline bool release() {
             any |= release_group(fiber.group_first, fiber.group_count);
         } else if (!fiber.is_done && fiber.waiting == Waiting::NAMED) {
             any |= release_named(fiber.barrier, fiber.barrier_count);
+        } else if (!fiber.is_done && fiber.waiting == Waiting::PHASE) {
+            if (!fiber.phases->is_over(fiber.phase_at, fiber.phase_parity)) continue;
+            any = true;
+            block.fibers[k].waiting = Waiting::NOT;
         }
     }
     if (!any && alive > 0 && at_block == alive) {
