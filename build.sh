@@ -126,8 +126,8 @@ lists_torch() {
 
 # Requirements and the editable install, once per content of the files that name them.
 install_requirements() {
-    local requirements=requirements-$accelerator.txt prefix stamp wanted
-    local build_and_test=()
+    local requirements=requirements-$accelerator.txt prefix stamp wanted building
+    local to_build=() to_test=()
     prefix=$("$python" -c 'import sys; print(sys.prefix)')
     stamp=$prefix/.deepinfer-$accelerator
     wanted=$("$python" - "$root" pyproject.toml requirements-*.txt build.sh <<'PY'
@@ -141,17 +141,27 @@ PY
     if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ]; then
         return
     fi
-    mapfile -t build_and_test < <("$python" -c '
+    mapfile -t to_build < <("$python" -c '
 import tomllib
-project = tomllib.load(open("pyproject.toml", "rb"))
-extras = project["project"]["optional-dependencies"]
-print(*project["build-system"]["requires"], *extras["test"], *extras["kernels"], sep="\n")')
-    torch_arguments
+print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")')
+    mapfile -t to_test < <("$python" -c '
+import tomllib
+extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]
+print(*extras["test"], *extras["kernels"], sep="\n")')
     say "installing $requirements and the test tools (some hundred MB, a minute or more)"
-    "$python" -m pip install -qq --disable-pip-version-check \
-        -r "$requirements" "${build_and_test[@]}" "${torch_args[@]+"${torch_args[@]}"}" ||
+    "$python" -m pip install -qq --disable-pip-version-check "${to_build[@]}" ||
         die "installing $requirements failed: see pip's message above"
-    build_extensions # pip would hide the compiler's words
+    set -m # in a process group, which ends as one
+    build_extensions & # the compiler has the cores while pip downloads; pip itself would hide its words
+    set +m
+    building=$!
+    trap "kill -- -$building 2>/dev/null || :" EXIT
+    torch_arguments
+    "$python" -m pip install -qq --disable-pip-version-check \
+        -r "$requirements" "${to_build[@]}" "${to_test[@]}" "${torch_args[@]+"${torch_args[@]}"}" ||
+        die "installing $requirements failed: see pip's message above"
+    wait "$building" || exit 1
+    trap - EXIT
     "$python" -m pip install -qq --disable-pip-version-check --no-build-isolation --no-deps -e . ||
         die "installing the package failed: see pip's message above"
     echo "$wanted" >"$stamp"
