@@ -24,7 +24,7 @@ FEW_ROWS = 32  # up to here tiles of FP8 weights have 64 weight rows: twice as m
 # Activation rows of an expert in the mean, at most -> of its tile, so that few need a second one.
 FEW_EXPERT_ROWS = {8: 16, 20: 32, 36: 48, 64: 64}
 # Activation rows of a tile for more -> its weight rows, and time of a step on an H200, us / 100.
-GATED_TILES = {128: (256, 78)}
+GATED_TILES = {112: (256, 70), 128: (256, 78)}
 PLAIN_TILES = {128: (256, 75), 224: (128, 64)}
 
 
@@ -116,7 +116,7 @@ def tile(fmt: str, block_n: int, width: int, arch: str) -> dict[str, int | bool 
     if fmt == "mxfp4":
         if block_n == 224:
             return {"block_m": 128, "stages": 3, **beside, "depth": 2, "pieces": (112, 112)}
-        if block_n == 128:
+        if block_n in GATED_TILES:
             return {"block_m": 256, "stages": 2, "granule": 32, "by_expert": True, **beside}
         if block_n == 64:
             return {"block_m": 128, "stages": 2, "depth": 4, "blocks_per_sm": 2}

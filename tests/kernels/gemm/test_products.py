@@ -106,7 +106,9 @@ def test_grouped_linear(run: KernelRunner, counts: list[int], columns: int) -> N
 @pytest.mark.parametrize(
     ("counts", "round_output"), [([0, 5, 18, 0, 1], True), ([5, 66], False), ([131, 0, 70], True)]
 )
-def test_grouped_swiglu(run: KernelRunner, counts: list[int], round_output: bool) -> None:
+def test_grouped_swiglu(
+    run: KernelRunner, monkeypatch: pytest.MonkeyPatch, counts: list[int], round_output: bool
+) -> None:
     offsets = torch.tensor([0, *counts]).cumsum(0).int()
     num_rows = int(offsets[-1])
     x, factors = rounded_rows(num_rows, WIDTH), torch.rand(num_rows)
@@ -130,6 +132,10 @@ def test_grouped_swiglu(run: KernelRunner, counts: list[int], round_output: bool
         *rest,
     )
     assert_same_bits(alone, out[row : row + 1], f"row {row}")
+    if max(counts) > 128:
+        monkeypatch.setattr(sys.modules[swiglu_cuda.__name__], "expert_rows", lambda *_: 128)
+        wider = grouped(run, swiglu_cuda, x, weights, offsets, factors, *rest)
+        assert_same_bits(wider, out, "tiles of 112 and of 128 rows")
 
 
 @pytest.mark.parametrize(
