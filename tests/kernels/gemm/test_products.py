@@ -11,8 +11,10 @@ from torch import Tensor
 
 from tests.kernels.gemm.weights import fp8_weight, mxfp4_weight, rounded_rows
 from tests.support.compare import assert_same_bits
+from tests.support.emulator import EmulatedProgram
 from tests.support.kernel_runs import KernelRunner
-from tilelang_ops.common.matrix_tiles import split_count
+from tilelang_ops.common.matrix import matrix_program
+from tilelang_ops.common.matrix_tiles import PROCESSORS, split_count, tile
 from tilelang_ops.common.packing import pack_fp8, pack_mxfp4, split_float32, unpack_fp8, unpack_mxfp4
 from tilelang_ops.gemm.grouped_linear_mxfp4 import cuda as grouped_cuda
 from tilelang_ops.gemm.grouped_linear_mxfp4 import reference as grouped_reference
@@ -72,6 +74,20 @@ def test_linear_fp8(
         monkeypatch.setattr(module, "tile_of_splits", lambda *_: (True, 64))
         in_turn, _ = run(fp8_cuda, x, weight, columns, num_groups)
         assert_same_bits(in_turn, out, "segments in one block")
+
+
+def test_few_rows_of_many_columns() -> None:
+    """The tile of weights with columns for all processors, on a weight that is quick to emulate."""
+    columns, rows = 136, 5
+    x, weight = rounded_rows(rows, WIDTH), pack_fp8(*fp8_weight(1, columns, WIDTH))
+    sizes = tile("fp8", 32, WIDTH, "sm_90a", PROCESSORS)
+    assert sizes != tile("fp8", 32, WIDTH, "sm_90a", PROCESSORS - 1)
+    program = matrix_program(
+        name="linear_fp8", fmt="fp8", columns=columns, width=WIDTH, result="bfloat16", block_n=32, **sizes
+    )
+    out = torch.full((rows, columns), torch.nan).bfloat16()
+    EmulatedProgram(program)(x, weight.view(torch.uint32).flatten(0, 1), out, allow_outside=True)
+    assert_close(out, x, unpack_fp8(weight)[0, :columns, :WIDTH])
 
 
 def grouped(
