@@ -20,11 +20,11 @@ TILE_COSTS = {
     256: 65,
 }  # activation rows of a tile -> time of a step on an H200, us / 100
 SUM_COST, SUM_BYTES = 200, 30000  # of adding segments up: us / 100, and bytes of one of these
-FEW_ROWS = 32  # up to here FP8 weights of few columns are in tiles of 64 rows: twice as many processors read
+FEW_ROWS = 32  # up to here tiles of FP8 weights have 64 weight rows: twice as many processors read
 # Activation rows of an expert in the mean, at most -> of its tile, so that few need a second one.
 FEW_EXPERT_ROWS = {8: 16, 20: 32, 36: 48, 64: 64}
 # Activation rows of a tile for more -> its weight rows, and time of a step on an H200, us / 100.
-GATED_TILES = {112: (256, 70), 128: (256, 78)}
+GATED_TILES = {128: (256, 78)}
 PLAIN_TILES = {128: (256, 75), 224: (128, 64)}
 
 
@@ -102,16 +102,13 @@ def split_count(columns: int, width: int) -> int:
     )
 
 
-def tile(
-    fmt: str, block_n: int, width: int, arch: str, column_tiles: int = 1
-) -> dict[str, int | bool | tuple[int, ...]]:
+def tile(fmt: str, block_n: int, width: int, arch: str) -> dict[str, int | bool | tuple[int, ...]]:
     """Weight rows of a tile of `block_n` activation rows, and its pipeline: what was fastest on an H200.
 
     Args:
         fmt, arch: as in `matrix_program`.
         block_n: activation rows.
         width: channels of a segment.
-        column_tiles: tiles of 128 weight rows, of all groups.
     """
     if arch == "sm_100a" or fmt == "bfloat16" or width % (4 * BLOCK):
         return {"block_m": 128, "stages": 4, "depth": 1}
@@ -119,15 +116,13 @@ def tile(
     if fmt == "mxfp4":
         if block_n == 224:
             return {"block_m": 128, "stages": 3, **beside, "depth": 2, "pieces": (112, 112)}
-        if block_n in GATED_TILES:
+        if block_n == 128:
             return {"block_m": 256, "stages": 2, "granule": 32, "by_expert": True, **beside}
         if block_n == 64:
             return {"block_m": 128, "stages": 2, "depth": 4, "blocks_per_sm": 2}
         return {"block_m": 256, "stages": 3, **beside}
     if block_n >= 192:
         return {"block_m": 128, "stages": 4, "depth": 1}
-    if block_n == 32 and column_tiles >= PROCESSORS:  # of two blocks one loads while the other starts or ends
-        return {"block_m": 128, "stages": 4, **beside, "depth": 2, "blocks_per_sm": 2}
     if block_n == 32:
         return {"block_m": 64, "stages": 3, **beside}
     return {"block_m": 128, "stages": 2, **beside}

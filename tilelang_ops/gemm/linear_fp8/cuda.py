@@ -63,7 +63,7 @@ def kernel(
     block_n: int,
     arch: str,
 ):
-    sizes = tile("fp8", block_n, width // num_splits, arch, num_groups * -(-columns // 128))
+    sizes = tile("fp8", block_n, width // num_splits, arch)
     if num_groups > 1 and columns % 128:
         sizes["block_m"] = 64  # a tile lies in one group
     return matrix_program(
