@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from deepinfer.config import Arithmetic
-from deepinfer.layers.aside import Aside
 from deepinfer.layers.inputs import Inputs
 from deepinfer.ops.experts import routed_experts
+from deepinfer.utils.aside import Aside
 from tilelang_ops.gemm import grouped_linear_mxfp4, grouped_swiglu_mxfp4
 from tilelang_ops.moe import SlotOutputs, combine_slots, gather_grouped
 from tilelang_ops.projection import round_rows

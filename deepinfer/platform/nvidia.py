@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch import Tensor
 
 from deepinfer.platform.base import GraphMemoryError
+from deepinfer.utils.aside import join_captured
 from deepinfer.utils.host_memory import HostRing
 from deepinfer.utils.numa import bind_near
 from deepinfer.utils.sync_guard import SyncGuard
@@ -163,8 +164,11 @@ class GraphCapture:
                 try:
                     work()
                 except BaseException:
-                    with suppress(RuntimeError):  # work aside that nobody has waited for
+                    join_captured(self._stream)
+                    try:
                         graph.capture_end()
+                    except RuntimeError:  # and torch goes on to record in that pool
+                        self._pool = torch.cuda.graph_pool_handle()
                     raise
                 graph.capture_end()
         except torch.OutOfMemoryError as error:

@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 
-from deepinfer.layers.aside import nothing_aside
 from deepinfer.models.deepseek_v41 import attention, dspark, engram, hyper_connection, indexer, model, moe
 from deepinfer.sampling import sampler
+from deepinfer.utils.aside import nothing_aside
 
 OTHER = "other"
 _DRAFTER = "drafter"

@@ -14,7 +14,6 @@ from torch import Tensor
 from deepinfer.checkpoint.errors import CheckpointError
 from deepinfer.checkpoint.reader import CheckpointReader
 from deepinfer.config import ARITHMETICS
-from deepinfer.layers.aside import Aside
 from deepinfer.layers.experts import PackedExperts
 from deepinfer.layers.linear import DenseLinear, Fp8Linear
 from deepinfer.layers.rotary import RotaryTable, RotaryTables, plain_frequencies
@@ -24,6 +23,7 @@ from deepinfer.models.deepseek_v41.device_rows import DeviceRows, ListSizes
 from deepinfer.models.deepseek_v41.needed_rows import NeededRows
 from deepinfer.models.deepseek_v41.rows import RowSet
 from deepinfer.models.deepseek_v41.weights import Weights
+from deepinfer.utils.aside import Aside
 from tests.checkpoint.micro import Entry, micro_files, write
 from tests.models.checks import NEAR_TIE, check_logits
 from tests.support.compare import assert_same_bits

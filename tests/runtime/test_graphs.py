@@ -12,7 +12,6 @@ import torch
 
 from deepinfer.engine.executor import Executor
 from deepinfer.engine.stream_executor import StreamExecutor
-from deepinfer.layers.aside import aside
 from deepinfer.platform.base import GraphMemoryError
 from deepinfer.platform.nvidia import GraphCapture
 from deepinfer.runtime.graph_sizes import (
@@ -23,6 +22,7 @@ from deepinfer.runtime.graph_sizes import (
     spaced_sizes,
 )
 from deepinfer.runtime.graphs import DecodeGraphs, GraphSizes
+from deepinfer.utils.aside import aside
 from deepinfer.utils.sync_guard import SyncGuard
 from deepinfer.utils.timer import QueueTimers
 from tests.support.fake_queue import CPU, FakeQueue
@@ -153,8 +153,8 @@ def test_a_graph_that_does_not_fit_says_what_to_lower():
 
 @pytest.mark.parametrize("place", ["cpu", pytest.param("cuda", marks=needs_gpu)])
 def test_memory_runs_out_while_work_is_aside(place, monkeypatch):
-    """Such a capture cannot end; what is raised is what made it stop."""
-    runs = []
+    """What is raised is what made the capture stop, which leaves nothing that hinders the next one."""
+    runs, pools = [], []
 
     def work():
         runs.append(torch.ones(8, device=place))
@@ -166,23 +166,29 @@ def test_memory_runs_out_while_work_is_aside(place, monkeypatch):
     if place == "cpu":
 
         class Graph:
-            def capture_begin(self, **_: Any) -> None:
-                pass
+            def capture_begin(self, pool: object, **_: Any) -> None:
+                pools.append(pool)
 
             def capture_end(self) -> None:
-                raise RuntimeError("capturing stream has unjoined work")
+                if len(pools) == 1:
+                    raise RuntimeError("capturing stream has unjoined work")
+
+            def replay(self) -> None:
+                pass
 
         for name, stand_in in (("CUDAGraph", Graph), ("graph_pool_handle", object), ("stream", nullcontext)):
             monkeypatch.setattr(torch.cuda, name, stand_in)
-        stream = SimpleNamespace(synchronize=lambda: None)
+        stream = SimpleNamespace(synchronize=lambda: None, cuda_stream=-1)
         capture = GraphCapture(SimpleNamespace(stream=stream, waiting=nullcontext))
     else:
         capture = open_queue(place)[1].capture()
     with pytest.raises(GraphMemoryError, match="of 8 rows"):
         capture(work, "8 rows")
+    capture(work, "8 rows again")()
     if place == "cuda":
-        capture(work, "8 rows again")()
         torch.cuda.synchronize()
+    else:
+        assert len(pools) == 2 and pools[0] is not pools[1]
 
 
 def test_sizes():

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from deepinfer.config import Arithmetic
-from deepinfer.layers.aside import aside
 from deepinfer.layers.inputs import Inputs
 from deepinfer.layers.linear import Projection
 from deepinfer.layers.norm import RMSNorm
@@ -26,6 +25,7 @@ from deepinfer.models.deepseek_v41.indexer import Indexer, IndexKeys, Selection
 from deepinfer.models.deepseek_v41.rows import RowSet
 from deepinfer.models.deepseek_v41.weights import Weights
 from deepinfer.runtime.caches import Caches
+from deepinfer.utils.aside import aside
 from tilelang_ops.attention import sparse_attention
 from tilelang_ops.kv_cache import copy_records
 from tilelang_ops.projection import Records, Rotation, encode_rows, rotate, round_rows

@@ -19,13 +19,13 @@ from torch import Tensor
 from deepinfer.checkpoint.errors import CheckpointError
 from deepinfer.checkpoint.safetensors_header import DTYPE_BYTES, TensorInfo
 from deepinfer.config import Arithmetic
-from deepinfer.layers.aside import Aside
 from deepinfer.layers.experts import RoutedExperts
 from deepinfer.layers.inputs import Inputs
 from deepinfer.models.deepseek_v41.config import DeepseekV41Config
 from deepinfer.models.deepseek_v41.rank_share import RankShare
 from deepinfer.models.deepseek_v41.tensors import TensorSpec, expected_tensors
 from deepinfer.models.deepseek_v41.weights import QuantTable, Weights
+from deepinfer.utils.aside import Aside
 
 CHUNK_BYTES = 64 << 20
 E4M3_RMS = 0.62  # of codes without the exponent's high bit, all others equally likely: at most 1.875

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from deepinfer.config import Arithmetic
-from deepinfer.layers.aside import Aside
 from deepinfer.layers.linear import Projection
 from deepinfer.models.deepseek_v41.config import DeepseekV41Config
 from deepinfer.models.deepseek_v41.weights import QuantTable, Weights
+from deepinfer.utils.aside import Aside
 from tilelang_ops.engram import gate_streams, hash_ngrams
 from tilelang_ops.memory import gather_dequantize
 

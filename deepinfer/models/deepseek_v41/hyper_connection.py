@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from deepinfer.config import Arithmetic
-from deepinfer.layers.aside import Aside, aside
 from deepinfer.layers.embedding import Embedding
 from deepinfer.layers.inputs import Inputs
 from deepinfer.layers.linear import DenseLinear, Projection
@@ -27,6 +26,7 @@ from deepinfer.layers.norm import RMSNorm
 from deepinfer.layers.rows import take_rows
 from deepinfer.models.deepseek_v41.config import DeepseekV41Config
 from deepinfer.models.deepseek_v41.weights import Weights
+from deepinfer.utils.aside import Aside, aside
 from tilelang_ops.hyper_connection import (
     advance_norm,
     advance_streams,

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from deepinfer.config import Arithmetic
-from deepinfer.layers.aside import Aside
 from deepinfer.layers.inputs import Inputs
 from deepinfer.layers.norm import RMSNorm
 from deepinfer.models.deepseek_v41.attention import Attention
@@ -20,6 +19,7 @@ from deepinfer.models.deepseek_v41.engram import Engram
 from deepinfer.models.deepseek_v41.hyper_connection import HyperConnection, Mixes, Streams
 from deepinfer.models.deepseek_v41.moe import MoE
 from deepinfer.models.deepseek_v41.weights import Weights
+from deepinfer.utils.aside import Aside
 
 
 @dataclass(frozen=True)

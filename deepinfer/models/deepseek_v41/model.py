@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from deepinfer.config import Arithmetic, ReplayMode
-from deepinfer.layers.aside import Aside, aside
 from deepinfer.layers.embedding import Embedding
 from deepinfer.layers.inputs import Inputs
 from deepinfer.layers.linear import Projection
@@ -32,6 +31,7 @@ from deepinfer.models.deepseek_v41.spec import model_spec
 from deepinfer.models.deepseek_v41.weights import Weights
 from deepinfer.runtime.batch import Batch
 from deepinfer.runtime.caches import Caches
+from deepinfer.utils.aside import Aside, aside
 from deepinfer.utils.upload import upload_one
 from tilelang_ops.hyper_connection import mean_streams
 

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from deepinfer.config import Arithmetic
-from deepinfer.layers.aside import aside
 from deepinfer.layers.experts import RoutedExperts
 from deepinfer.layers.inputs import Inputs
 from deepinfer.layers.linear import Projection
 from deepinfer.models.deepseek_v41.config import DeepseekV41Config
 from deepinfer.models.deepseek_v41.weights import Weights
+from deepinfer.utils.aside import aside
 from tilelang_ops.moe import SlotOutputs, route_topk, swiglu
 
 

@@ -83,6 +83,18 @@ def nothing_aside() -> Iterator[None]:
         _nothing_is_aside = before
 
 
+def join_captured(main: torch.cuda.Stream) -> None:
+    """Let a queue that is being captured wait for all work beside it; without that the capture cannot end."""
+    queue = _queues.get(main.cuda_stream)
+    if queue is None:
+        return
+    with torch.cuda.stream(queue.side):
+        is_captured = torch.cuda.is_current_stream_capturing()
+    if is_captured:
+        main.wait_stream(queue.side)
+        queue.num_joined = queue.num_begun
+
+
 @dataclass
 class _SideQueue:
     """The queue beside another one.

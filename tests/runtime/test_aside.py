@@ -10,8 +10,8 @@ from unittest import mock
 import pytest
 import torch
 
-from deepinfer.layers import aside as module
-from deepinfer.layers.aside import aside, nothing_aside
+from deepinfer.utils import aside as module
+from deepinfer.utils.aside import aside, join_captured, nothing_aside
 from tests.support.compare import assert_same_bits
 
 CUDA = torch.device("cuda", 0)
@@ -73,6 +73,21 @@ def test_who_waits(log: list[str]) -> None:
     third = aside(CUDA, lambda: log.append("third"))
     third.result()
     assert log[-1] == "main waits for mark 12"
+
+
+@pytest.mark.parametrize("is_captured", [False, True])
+def test_a_capture_that_stopped(log: list[str], is_captured: bool) -> None:
+    module.torch.cuda.is_current_stream_capturing = lambda: is_captured
+    main = module.torch.cuda.current_stream(CUDA)
+    join_captured(main)
+    assert log == [], "nothing was ever aside"
+    waiting = aside(CUDA, lambda: None)
+    del log[:]
+    join_captured(main)
+    assert log == ["on side", "back", *(["main waits for side"] if is_captured else [])]
+    del log[:]
+    waiting.result()
+    assert len(log) == (0 if is_captured else 1)
 
 
 def test_nothing_aside(log: list[str]) -> None:
