@@ -59,9 +59,9 @@ def _rotate(rows: int, heads: int, width: int) -> Case:
         make=make,
         run=rotate,
         torch=in_torch,
-        check=near(
-            _rotated, rtol=2.0**-7, atol=1e-5
-        ),  # products may be contracted, then rounded the other way
+        check=near(_rotated, rtol=2.0**-8, atol=1e-5),
+        # one step of bfloat16: torch may contract a product, which is then rounded the other way
+        check_torch=near(_rotated, rtol=2.0**-7, atol=1e-5),
     )
 
 
