@@ -372,6 +372,19 @@ def matrix_program(
             if n < count and column < out_columns:
                 out[first_row + n, column] = T.cast(values[g, i], result)
 
+    def tiles_before(slot, expert, num_experts):
+        """Tiles of experts that begin before a slot, if it is this expert's."""
+        return slot - (expert if by_expert else num_experts)
+
+    @T.macro
+    def bisect(expert, offsets, num_experts, slot):
+        expert[0] = 0
+        for bit in T.unroll(EXPERT_BITS):
+            candidate = expert[0] + (1 << (EXPERT_BITS - 1 - bit))
+            if candidate < num_experts:  # noqa: SIM102  guards the load
+                if offsets[candidate] // block_n <= tiles_before(slot, candidate, num_experts):
+                    expert[0] = candidate
+
     @T.macro
     def find_expert(offsets, num_experts, slot, found):
         """The expert of a slot, and its tile there.
@@ -387,20 +400,10 @@ def matrix_program(
         expert[0] = slot
         tile[0] = 0
         if by_expert:
-            expert[0] = 0
-            for bit in T.unroll(EXPERT_BITS):
-                candidate = expert[0] + (1 << (EXPERT_BITS - 1 - bit))
-                if candidate < num_experts:  # noqa: SIM102  guards the load
-                    if offsets[candidate] // block_n <= slot - candidate:
-                        expert[0] = candidate
+            bisect(expert, offsets, num_experts, slot)
             tile[0] = slot - expert[0] - offsets[expert[0]] // block_n
         elif slot >= num_experts:
-            expert[0] = 0
-            for bit in T.unroll(EXPERT_BITS):
-                candidate = expert[0] + (1 << (EXPERT_BITS - 1 - bit))
-                if candidate < num_experts:  # noqa: SIM102  guards the load
-                    if offsets[candidate] // block_n <= slot - num_experts:
-                        expert[0] = candidate
+            bisect(expert, offsets, num_experts, slot)
             tile[0] = slot - num_experts - offsets[expert[0]] // block_n + 1
         found[0] = expert[0]
         found[1] = tile[0]
@@ -467,40 +470,5 @@ def matrix_program(
                 count = offsets[expert + 1] - first_row
                 sum_all(x, weights, totals, expert, index, first_row, count, 0)
                 store_gated(totals, out, index, first_row, count, factors, limit)
-
-    return program.with_attr("global_symbol", name)
-
-
-def sum_program(*, name, columns, num_parts, num_splits, result, threads=128):
-    """out[r, c] = sum over parts of the sum over segments of partial[segment, r, part * columns + c]."""
-    m = T.dynamic("m")
-    step = 4 if columns % 4 == 0 and num_splits <= 16 else 1  # columns of a thread
-    lanes = -(-columns // step)
-
-    @T.prim_func
-    def program(
-        partial: T.Tensor((num_splits, m, num_parts * columns), "float32"),
-        out: T.Tensor((m, columns), result),
-    ):
-        with T.Kernel(T.ceildiv(m * lanes, threads), threads=threads) as block:
-            for t in T.Parallel(threads):
-                row, column = (block * threads + t) // lanes, (block * threads + t) % lanes * step
-                if row < m:
-                    loaded = T.alloc_local((num_splits, step), "float32")
-                    part_sum = T.alloc_local((step,), "float32")
-                    total = T.alloc_local((step,), "float32")
-                    for k in T.unroll(step):
-                        total[k] = 0.0
-                    for part in T.unroll(num_parts):
-                        for segment in T.unroll(num_splits):  # all are under way before the first is added
-                            for k in T.vectorized(step):
-                                loaded[segment, k] = partial[segment, row, part * columns + column + k]
-                        for k in T.unroll(step):
-                            part_sum[k] = 0.0
-                            for segment in T.unroll(num_splits):
-                                part_sum[k] = part_sum[k] + loaded[segment, k]
-                            total[k] = total[k] + part_sum[k]
-                    for k in T.vectorized(step):
-                        out[row, column + k] = T.cast(total[k], result)
 
     return program.with_attr("global_symbol", name)

@@ -46,122 +46,38 @@ from tilelang_ops.attention.sparse_attention.key_tiles import (
     load_number,
     wait_for_half,
 )
+from tilelang_ops.attention.sparse_attention.row_sums import (
+    ASYNC,
+    GROUP,
+    HEADS,
+    PHASE,
+    QUARTER,
+    SHRUNK,
+    add,
+    find_peaks,
+    finish,
+    rescale,
+    two_of,
+    wait_for_products,
+    weigh,
+)
 from tilelang_ops.common.kernels import cuda_kernel, num_sms
 from tilelang_ops.common.records import flat_rows, rows_per_part
 
-QUARTER = WIDTH // 4
-HEADS = KEYS  # of a row that a block takes at once: results pass through a tile
-GROUP = 128
 MULTIPLIERS = THREADS - UNPACKERS  # those of the first two groups
-SHRUNK, SHRUNK_BITS = 128.0, 7.0  # true keys of the main pool / unpacked ones, and its logarithm
-SLACK = 8.0  # a row's largest logit may lag behind by this power of two before sums are rescaled
 REGISTERS = {  # of a thread of the first group, of the second, of one that unpacks
     "sm_90a": (200, 168, 72),
     "sm_100a": (184, 184, 72),
 }
-ASYNC = {"wg_wait": -1}  # the product runs on until T.wait_wgmma
-PHASE = "tl.pipeline_mbar_phase_expr"  # which completion of its barrier an operation waits for
-# Named barriers beside those of key_tiles: half of the weights are there, all are; a result has left; queries
-# have been read; a step is over; sums lie in tensor memory (two, one for each group); the next row is listed.
-HALF_WEIGHED, WEIGHED, LEFT, READ, STEP, COPIED, LISTED = 1, 2, 3, 4, 5, 6, 9
+# Named barriers beside those of key_tiles and row_sums: half of the weights are there, all are; a result has
+# left; queries have been read; a step is over; the next row is listed.
+HALF_WEIGHED, WEIGHED, LEFT, READ, STEP, LISTED = 1, 2, 3, 4, 5, 9
 
 
 def _place(item, groups):
     """Row and first head of what a block takes at once."""
     of_row, item = T.cast(groups, "uint32"), T.cast(item, "uint32")
     return T.cast(item // of_row, "int32"), T.cast(item % of_row, "int32") * HEADS
-
-
-@T.macro
-def _find_peaks(logits, rows, shrinks, changed, slot, first, count, scale, shrunk):
-    """Masks what is beyond the first `count` keys, and raises the rows' peaks where a tile asks for it."""
-    peak, last_peak, shrink = rows
-    T.copy(peak, last_peak)
-    if first + KEYS > count:
-        for i, j in T.Parallel(HEADS, KEYS):
-            logits[i, j] = T.if_then_else(first + j < count, logits[i, j], -T.infinity("float32"))
-    T.reduce_max(logits, peak, dim=1)
-    for i in T.Parallel(HEADS):
-        peak[i] = T.if_then_else(
-            (peak[i] * shrunk - last_peak[i]) * scale > SLACK, peak[i] * shrunk, last_peak[i]
-        )
-        shrink[i] = T.exp2((last_peak[i] - peak[i]) * scale)
-        if peak[i] > last_peak[i]:
-            changed[slot] = 1
-    T.copy(shrink, shrinks)
-
-
-@T.macro
-def _weigh(logits, peak, weights, part, scale, is_window):
-    """Weights of half of a tile's keys, as much larger as its keys are smaller."""
-    for i, j in T.Parallel(HEADS, KEYS // 2):
-        logits[i, part * (KEYS // 2) + j] = T.exp2(
-            logits[i, part * (KEYS // 2) + j] * T.if_then_else(is_window, scale, scale * SHRUNK)
-            - (peak[i] * scale - T.if_then_else(is_window, 0.0, SHRUNK_BITS))
-        )
-    T.copy(logits[:, part * (KEYS // 2) : (part + 1) * (KEYS // 2)], weights[part, :, :])
-    T.fence_proxy_async()
-
-
-@T.macro
-def _rescale(values, accumulated, factors, shrinks, side, in_tensor_memory):
-    """Sums of earlier tiles, now that a peak has moved."""
-    T.copy(shrinks, factors)
-    for h in (0, 1):
-        if in_tensor_memory:
-            T.copy(accumulated[h], values[h])
-        for i, j in T.Parallel(HEADS, QUARTER):
-            values[h][i, j] = values[h][i, j] * factors[i]
-        if in_tensor_memory:
-            T.copy(values[h], accumulated[h])
-    if in_tensor_memory:
-        T.sync_threads(COPIED + side, GROUP)
-
-
-@T.macro
-def _add(values, accumulated, added, weights, keys, slot, side, part, clear, phase, in_tensor_memory):
-    """Starts to add the weighted values of half of a tile's keys to half of the channels."""
-    for h in (0, 1):
-        if in_tensor_memory:
-            T.gemm(
-                weights[part, :, :],
-                keys[
-                    slot,
-                    part * (KEYS // 2) : (part + 1) * (KEYS // 2),
-                    side * 2 * QUARTER + h * QUARTER : side * 2 * QUARTER + h * QUARTER + QUARTER,
-                ],
-                accumulated[h],
-                clear_accum=clear,
-                mbar=added[h],
-                annotations={PHASE: phase},
-            )
-        else:
-            T.gemm(
-                weights[part, :, :],
-                keys[
-                    slot,
-                    part * (KEYS // 2) : (part + 1) * (KEYS // 2),
-                    side * 2 * QUARTER + h * QUARTER : side * 2 * QUARTER + h * QUARTER + QUARTER,
-                ],
-                values[h],
-                annotations=ASYNC,
-            )
-
-
-@T.macro
-def _finish(values, accumulated, factors, inverses, keys, slot, side, in_tensor_memory):
-    """Half of the channels, divided by the sums of weights, to the last tile's memory."""
-    T.copy(inverses, factors)
-    for h in (0, 1):
-        if in_tensor_memory:
-            T.copy(accumulated[h], values[h])
-        for i, j in T.Parallel(HEADS, QUARTER):
-            values[h][i, j] = values[h][i, j] * factors[i]
-        T.copy(
-            values[h],
-            keys[slot, :, side * 2 * QUARTER + h * QUARTER : side * 2 * QUARTER + h * QUARTER + QUARTER],
-        )
-    T.fence_proxy_async()
 
 
 @cuda_kernel(
@@ -210,15 +126,7 @@ def kernel(arch: str):
             loaded = T.alloc_barrier(1)  # queries
             step = T.alloc_local((1,), "int32")  # tiles so far
             logits = T.alloc_fragment((HEADS, KEYS), "float32")
-            # In two: an instruction's registers must fit into those that a thread is launched with.
-            left = (
-                T.alloc_fragment((HEADS, QUARTER), "float32"),
-                T.alloc_fragment((HEADS, QUARTER), "float32"),
-            )
-            right = (
-                T.alloc_fragment((HEADS, QUARTER), "float32"),
-                T.alloc_fragment((HEADS, QUARTER), "float32"),
-            )
+            left, right = [two_of(T.alloc_fragment, (HEADS, QUARTER), "float32") for _ in range(2)]
             left_factors = T.alloc_fragment((HEADS,), "float32")
             right_factors = T.alloc_fragment((HEADS,), "float32")
             peak = T.alloc_fragment((HEADS,), "float32")
@@ -232,25 +140,12 @@ def kernel(arch: str):
             left_added, right_added = (None, None, None), (None, None, None)
             if in_tensor_memory:
                 products = T.alloc_tmem((HEADS, KEYS), "float32")
-                left_sums = (
-                    T.alloc_tmem((HEADS, QUARTER), "float32"),
-                    T.alloc_tmem((HEADS, QUARTER), "float32"),
-                )
-                right_sums = (
-                    T.alloc_tmem((HEADS, QUARTER), "float32"),
-                    T.alloc_tmem((HEADS, QUARTER), "float32"),
-                )
+                left_sums, right_sums = [two_of(T.alloc_tmem, (HEADS, QUARTER), "float32") for _ in range(2)]
                 multiplied = T.alloc_barrier(1)
-                left_added = (
-                    (T.alloc_barrier(1), T.alloc_barrier(1)),
-                    (T.alloc_barrier(1), T.alloc_barrier(1)),
-                    (T.alloc_barrier(1), T.alloc_barrier(1)),
-                )
-                right_added = (
-                    (T.alloc_barrier(1), T.alloc_barrier(1)),
-                    (T.alloc_barrier(1), T.alloc_barrier(1)),
-                    (T.alloc_barrier(1), T.alloc_barrier(1)),
-                )
+                left_added, right_added = [[two_of(T.alloc_barrier, 1) for _ in range(3)] for _ in range(2)]
+            operands = weights, keys
+            left_side = left, left_sums, left_factors, 0, in_tensor_memory
+            right_side = right, right_sums, right_factors, 1, in_tensor_memory
             groups = T.ceildiv(heads, HEADS)
             turns = T.cast(
                 T.cast(n * groups - block + blocks - 1, "uint32") // T.cast(blocks, "uint32"), "int32"
@@ -305,24 +200,18 @@ def kernel(arch: str):
                                 annotations=ASYNC,
                             )
                         if tile > 0:
-                            _add(
-                                left,
-                                left_sums,
+                            add(
+                                left_side,
                                 left_added[2],
-                                weights,
-                                keys,
+                                operands,
                                 1 - parity,
-                                0,
                                 1,
                                 False,
                                 (step[0] + turn + 1) % 2,
-                                in_tensor_memory,
                             )
-                            if not in_tensor_memory:
-                                T.wait_wgmma(2)
+                            wait_for_products(2, in_tensor_memory)
                         else:
-                            if not in_tensor_memory:
-                                T.wait_wgmma(0)
+                            wait_for_products(0, in_tensor_memory)
                         if tile + 1 == num_tiles and turn + 1 < turns:
                             next_row, next_head = _place(block + (turn + 1) * blocks, groups)
                             T.sync_threads(READ, GROUP)
@@ -336,28 +225,15 @@ def kernel(arch: str):
                         first = T.if_then_else(is_window, tile, tile - window_tiles) * KEYS
                         count = T.if_then_else(is_window, num_window, num_main)
                         shrunk = T.if_then_else(is_window, 1.0, SHRUNK)
-                        _find_peaks(logits, rows, shrinks, changed, parity, first, count, factor, shrunk)
-                        if not in_tensor_memory:
-                            T.wait_wgmma(0)
+                        find_peaks(logits, rows, shrinks, changed, parity, first, count, factor, shrunk)
+                        wait_for_products(0, in_tensor_memory)
                         T.named_barrier_arrive(FREED, THREADS)
-                        _weigh(logits, peak, weights, 0, factor, is_window)
+                        weigh(logits, peak, weights, 0, factor, is_window)
                         T.sync_threads(HALF_WEIGHED, MULTIPLIERS)
                         if tile > 0 and changed[parity] != 0:
-                            _rescale(left, left_sums, left_factors, shrinks, 0, in_tensor_memory)
-                        _add(
-                            left,
-                            left_sums,
-                            left_added[0],
-                            weights,
-                            keys,
-                            parity,
-                            0,
-                            0,
-                            tile == 0,
-                            parity,
-                            in_tensor_memory,
-                        )
-                        _weigh(logits, peak, weights, 1, factor, is_window)
+                            rescale(left_side, shrinks)
+                        add(left_side, left_added[0], operands, parity, 0, tile == 0, parity)
+                        weigh(logits, peak, weights, 1, factor, is_window)
                         T.reduce_sum(logits, tile_total, dim=1)
                         for i in T.Parallel(HEADS):
                             total[i] = total[i] * shrink[i] + tile_total[i] / shrunk
@@ -367,27 +243,11 @@ def kernel(arch: str):
                                 total[i] = T.if_then_else(total[i] > 0, 1.0 / total[i], 0.0)
                             T.copy(total, inverses)
                             T.sync_threads(WEIGHED, MULTIPLIERS)
-                            _add(
-                                left,
-                                left_sums,
-                                left_added[1],
-                                weights,
-                                keys,
-                                parity,
-                                0,
-                                1,
-                                False,
-                                turn % 2,
-                                in_tensor_memory,
-                            )
-                            if not in_tensor_memory:
-                                T.wait_wgmma(0)
-                            _finish(
-                                left, left_sums, left_factors, inverses, keys, parity, 0, in_tensor_memory
-                            )
+                            add(left_side, left_added[1], operands, parity, 1, False, turn % 2)
+                            wait_for_products(0, in_tensor_memory)
+                            finish(left_side, inverses, keys, parity)
                         else:
-                            if not in_tensor_memory:
-                                T.wait_wgmma(0)
+                            wait_for_products(0, in_tensor_memory)
                         T.sync_threads(STEP, THREADS)
                         step[0] += 1
             elif tx < MULTIPLIERS:
@@ -451,60 +311,27 @@ def kernel(arch: str):
                                         lister,
                                     )
                         if tile > 0:
-                            _add(
-                                right,
-                                right_sums,
+                            add(
+                                right_side,
                                 right_added[2],
-                                weights,
-                                keys,
+                                operands,
                                 1 - parity,
-                                1,
                                 1,
                                 False,
                                 (step[0] + turn + 1) % 2,
-                                in_tensor_memory,
                             )
-                            if not in_tensor_memory:
-                                T.wait_wgmma(0)
+                            wait_for_products(0, in_tensor_memory)
                         T.named_barrier_arrive(FREED, THREADS)
                         T.sync_threads(HALF_WEIGHED, MULTIPLIERS)
                         if tile > 0 and changed[parity] != 0:
-                            _rescale(right, right_sums, right_factors, shrinks, 1, in_tensor_memory)
-                        _add(
-                            right,
-                            right_sums,
-                            right_added[0],
-                            weights,
-                            keys,
-                            parity,
-                            1,
-                            0,
-                            tile == 0,
-                            parity,
-                            in_tensor_memory,
-                        )
-                        if not in_tensor_memory:
-                            T.wait_wgmma(0)
+                            rescale(right_side, shrinks)
+                        add(right_side, right_added[0], operands, parity, 0, tile == 0, parity)
+                        wait_for_products(0, in_tensor_memory)
                         if tile + 1 == num_tiles:
                             T.sync_threads(WEIGHED, MULTIPLIERS)
-                            _add(
-                                right,
-                                right_sums,
-                                right_added[1],
-                                weights,
-                                keys,
-                                parity,
-                                1,
-                                1,
-                                False,
-                                turn % 2,
-                                in_tensor_memory,
-                            )
-                            if not in_tensor_memory:
-                                T.wait_wgmma(0)
-                            _finish(
-                                right, right_sums, right_factors, inverses, keys, parity, 1, in_tensor_memory
-                            )
+                            add(right_side, right_added[1], operands, parity, 1, False, turn % 2)
+                            wait_for_products(0, in_tensor_memory)
+                            finish(right_side, inverses, keys, parity)
                         T.sync_threads(STEP, THREADS)
                         step[0] += 1
             else:

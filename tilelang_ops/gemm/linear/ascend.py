@@ -5,7 +5,7 @@ from torch import Tensor
 
 from tilelang_ops.common.cube import cube_program
 from tilelang_ops.common.kernels import ASCEND_TARGET, ascend_kernel, cuda_kernel
-from tilelang_ops.common.matrix import sum_program
+from tilelang_ops.common.segment_sums import sum_program
 from tilelang_ops.gemm.linear.cuda import shapes
 
 

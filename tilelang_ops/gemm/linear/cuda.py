@@ -4,9 +4,10 @@ import torch
 from torch import Tensor
 
 from tilelang_ops.common.kernels import CUDA_TARGETS, cuda_kernel
-from tilelang_ops.common.matrix import matrix_program, sum_program
+from tilelang_ops.common.matrix import matrix_program
 from tilelang_ops.common.matrix_tiles import MANY_BLOCKS, PROCESSORS, split_count, tile, tile_rows
 from tilelang_ops.common.row_product import MAX_COLUMNS, TILE_ROWS, row_program, segment_count
+from tilelang_ops.common.segment_sums import sum_program
 
 MANY_ROWS = TILE_ROWS * PROCESSORS  # from here on a block sums all segments of a narrow weight
 

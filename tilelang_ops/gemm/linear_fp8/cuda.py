@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from tilelang_ops.common.kernels import CUDA_TARGETS, cuda_kernel
-from tilelang_ops.common.matrix import matrix_program, sum_program
+from tilelang_ops.common.matrix import matrix_program
 from tilelang_ops.common.matrix_tiles import (
     FEW_ROWS,
     TILE_COSTS,
@@ -13,6 +13,7 @@ from tilelang_ops.common.matrix_tiles import (
     tile_of_splits,
     tile_rows,
 )
+from tilelang_ops.common.segment_sums import sum_program
 
 SEGMENT_ROWS = (64, 96, 128)  # activation rows of a tile where there are segments: a block holds two sums
 

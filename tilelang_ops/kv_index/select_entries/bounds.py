@@ -31,6 +31,18 @@ def score_of(number):
     return T.reinterpret(T.if_then_else(is_positive, number ^ T.uint32(1 << 31), ~number), "float32")
 
 
+def number_at(numbers, state, at):
+    """A number of the list; 0, which is below all of them, behind its end."""
+    return T.if_then_else(at < state[LENGTH], numbers[T.min(at, state[LENGTH] - 1)], T.uint32(0))
+
+
+def votes_on(number, bounds):
+    """Which lanes of a warp have a number above the bound, and which the bound itself; bits of two words."""
+    better = T.cast(T.ballot(number > bounds[BOUND]), "uint32")
+    equal = T.cast(T.ballot(number == bounds[BOUND]), "uint32")
+    return better, equal
+
+
 @T.macro
 def warp_sum(values, size):
     """Sums over a warp, in every lane of it."""

@@ -33,9 +33,11 @@ from tilelang_ops.kv_index.select_entries.bounds import (
     WARPS,
     find_bound,
     narrow,
+    number_at,
     ordered,
     places_of,
     score_of,
+    votes_on,
     warp_sum,
 )
 
@@ -174,8 +176,7 @@ def shrink(numbers, columns, bins, counts, state, bounds, k, most, capacity, thr
     other = capacity - state[SIDE]
     for j in T.unroll(items):
         if j < per_lane:
-            better = T.cast(T.ballot(own[j] > bounds[BOUND]), "uint32")
-            equal = T.cast(T.ballot(own[j] == bounds[BOUND]), "uint32")
+            better, equal = votes_on(own[j], bounds)
             rank = place[1] + T.cast(T.popcount(equal & below), "int32")
             at = place[0] + T.cast(T.popcount(better & below), "int32") + T.min(rank, state[WANTED])
             if own[j] > bounds[BOUND] or (own[j] == bounds[BOUND] and rank < state[WANTED]):
@@ -297,22 +298,16 @@ def kernel(k: int, block_size: int, vector: int):
             sums[0] = 0
             for j in T.serial(per_lane):
                 at = (warp * per_lane + j) * LANES + lane
-                number = T.if_then_else(
-                    at < state[LENGTH], numbers[T.min(at, state[LENGTH] - 1)], T.uint32(0)
-                )
-                better = T.cast(T.ballot(number > bounds[BOUND]), "uint32")
-                equal = T.cast(T.ballot(number == bounds[BOUND]), "uint32")
+                number = number_at(numbers, state, at)
+                better, equal = votes_on(number, bounds)
                 sums[0] = (
                     sums[0] + T.cast(T.popcount(better), "int32") + 65536 * T.cast(T.popcount(equal), "int32")
                 )
             places_of(place, sums, counts, warp, lane)
             for j in T.serial(per_lane):
                 at = (warp * per_lane + j) * LANES + lane
-                number = T.if_then_else(
-                    at < state[LENGTH], numbers[T.min(at, state[LENGTH] - 1)], T.uint32(0)
-                )
-                better = T.cast(T.ballot(number > bounds[BOUND]), "uint32")
-                equal = T.cast(T.ballot(number == bounds[BOUND]), "uint32")
+                number = number_at(numbers, state, at)
+                better, equal = votes_on(number, bounds)
                 rank = place[1] + T.cast(T.popcount(equal & below), "int32")
                 to = place[0] + T.cast(T.popcount(better & below), "int32") + T.min(rank, state[WANTED])
                 if number > bounds[BOUND] or (number == bounds[BOUND] and rank < state[WANTED]):
