@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 
 import torch
 from torch import Tensor
@@ -165,10 +165,10 @@ class GraphCapture:
                     work()
                 except BaseException:
                     join_captured(self._stream)
-                    try:
+                    # Torch refuses a pool whose last graph is gone, and one that it still records in.
+                    self._pool = torch.cuda.graph_pool_handle()
+                    with suppress(RuntimeError):
                         graph.capture_end()
-                    except RuntimeError:  # and torch goes on to record in that pool
-                        self._pool = torch.cuda.graph_pool_handle()
                     raise
                 graph.capture_end()
         except torch.OutOfMemoryError as error:
