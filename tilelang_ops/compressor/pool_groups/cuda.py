@@ -1,4 +1,4 @@
-"""pool_groups on CUDA: a block per two groups, and further blocks that store open tokens in the ring.
+"""pool_groups on CUDA: a block per group, and further blocks that store open tokens in the ring.
 
 A ring place that a group reads may be written by a later token of the same step. The group's own block then
 writes it, behind its read; the storing blocks know such tokens and leave them alone.
@@ -12,13 +12,14 @@ from tilelang_ops.common.kernels import cuda_kernel
 
 THREADS = 128
 STORE_ROWS = 8  # rows of a storing block
-GROUPS = 2  # groups of a pooling block
 
 
+# Rows and units are within their tensors. A check before each load would let the next one wait for it.
 @cuda_kernel(
     builds=lambda model: [
         {"width": model.head_dim, "ratio": ratio, "result": "bfloat16"} for ratio in model.ratios if ratio > 1
-    ]
+    ],
+    pass_configs={"tl.disable_safe_memory_legalize": True},
 )
 def kernel(width: int, ratio: int, result: str):
     n, g, units = T.dynamic("n"), T.dynamic("g"), T.dynamic("units")
@@ -38,12 +39,11 @@ def kernel(width: int, ratio: int, result: str):
         ring: T.int32,
         slot_units: T.int32,
     ):
-        with T.Kernel(T.ceildiv(g, GROUPS) + T.ceildiv(n, STORE_ROWS), threads=THREADS) as block:
-            if block < T.ceildiv(g, GROUPS):
-                for t, q in T.Parallel(GROUPS, quads):
+        with T.Kernel(g + T.ceildiv(n, STORE_ROWS), threads=THREADS) as block:
+            if block < g:
+                for q in T.Parallel(quads):
                     # Conditions on a register lower several times faster than on an expression of threads.
-                    number = T.alloc_var("int32", init=block * GROUPS + t)
-                    end = T.alloc_var("int32")
+                    end = T.alloc_var("int32", init=T.cast(ends[block], "int32"))
                     position = T.alloc_var("int32")
                     before = T.alloc_var("int32")
                     last = T.alloc_var("int32")
@@ -51,11 +51,8 @@ def kernel(width: int, ratio: int, result: str):
                     scores = T.alloc_local((ratio, 4), "float32")
                     latents = T.alloc_local((ratio, 4), "float32")
                     pooled = T.alloc_local((4,), "float32")
-                    end = -1
                     for k in T.unroll(4):
                         pooled[k] = 0.0
-                    if number < g:
-                        end = T.cast(ends[number], "int32")
                     if end >= 0:
                         position = T.cast(positions[end], "int32")
                         before = T.cast(preceding[end], "int32")
@@ -74,6 +71,10 @@ def kernel(width: int, ratio: int, result: str):
                                     scores[member, k] = pool[unit, k]
                                 for k in T.vectorized(4):
                                     latents[member, k] = pool[unit + quads, k]
+                        for member in T.unroll(ratio):  # loads of all members are under way
+                            back = ratio - 1 - member
+                            if back > before:
+                                unit = base + T.truncmod(position - back, ring) * (2 * quads) + q
                                 # The last token of this sequence that stands at the same place of the ring.
                                 newer = last - T.truncmod(last - (position - back), ring)
                                 if newer >= position - before:
@@ -94,12 +95,11 @@ def kernel(width: int, ratio: int, result: str):
                                 total = total + scores[member, k]
                             for member in T.unroll(ratio):
                                 pooled[k] = pooled[k] + scores[member, k] / total * latents[member, k]
-                    if number < g:
-                        for k in T.vectorized(4):
-                            out[number, q * 4 + k] = T.cast(pooled[k], result)
+                    for k in T.vectorized(4):
+                        out[block, q * 4 + k] = T.cast(pooled[k], result)
             else:
                 for r, lane in T.Parallel(STORE_ROWS, lanes):
-                    row = T.alloc_var("int32", init=(block - T.ceildiv(g, GROUPS)) * STORE_ROWS + r)
+                    row = T.alloc_var("int32", init=(block - g) * STORE_ROWS + r)
                     if row < n and following[row] < ring:
                         place = T.alloc_var("int32")
                         first = T.alloc_var("int32")
