@@ -13,6 +13,8 @@ from tilelang_ops.moe.route_topk.reference import WEIGHT_EPS
 ROWS = 4  # of a block of many, one a warp
 THREADS = ROWS * 32
 FEW_ROWS = 512  # up to here a block has one
+MAGNITUDE, INFINITY = 0x7FFFFFFF, 0x7F800000  # bits of a float32 without its sign, and of infinity
+LEAST = -(2**31)  # below the keys of all numbers: of what was taken, and of NaN
 
 
 @cuda_kernel(
@@ -33,6 +35,12 @@ def kernel(num_experts: int, num_selected: int, has_images: bool, rows: int):
     def score_of(logit):
         return T.sqrt(T.max(logit, 0.0) + T.log1p(T.exp(-T.abs(logit))))
 
+    def order(value):
+        """An integer, larger for larger values: a maximum of integers takes a warp one instruction."""
+        bits = T.reinterpret(T.if_then_else(value == 0.0, 0.0, value), "int32")
+        key = bits ^ ((bits >> 31) & MAGNITUDE)
+        return T.if_then_else((bits & MAGNITUDE) > INFINITY, LEAST, key)
+
     @T.prim_func
     def route_topk(
         logits: T.Tensor((n, num_experts), "float32"),
@@ -44,11 +52,11 @@ def kernel(num_experts: int, num_selected: int, has_images: bool, rows: int):
         scale: T.float32,
     ):
         with T.Kernel(T.ceildiv(n, rows), threads=THREADS) as block:
-            values = T.alloc_fragment((rows, 32, steps), "float32")  # expert = step * 32 + lane
-            tops = T.alloc_fragment((rows, 32), "float32")
-            places = T.alloc_fragment((rows, 32), "int32")
-            best = T.alloc_fragment((rows,), "float32")
-            place = T.alloc_fragment((rows,), "int32")
+            thread = T.get_thread_binding()
+            own, lane = thread // 32 % rows, thread % 32
+            keys = T.alloc_local((steps,), "int32")  # expert = step * 32 + lane
+            best = T.alloc_var("int32")
+            place = T.alloc_var("int32")
             scores = T.alloc_shared((rows, num_experts), "float32")
             shifts = T.alloc_shared((rows, num_experts), "float32")
             chosen = T.alloc_shared((rows, num_selected), "int32")
@@ -59,36 +67,25 @@ def kernel(num_experts: int, num_selected: int, has_images: bool, rows: int):
                     shifts[r, expert] = T.if_then_else(is_image[row], image_bias[expert], bias[expert])
                 scores[r, expert] = score_of(logits[row, expert])
             T.sync_threads()
-            for r, lane in T.Parallel(rows, 32):
-                for k in T.unroll(steps):
-                    expert = T.min(k * 32 + lane, num_experts - 1)
-                    values[r, lane, k] = T.if_then_else(
-                        k * 32 + lane < num_experts,
-                        scores[r, expert] + shifts[r, expert],
-                        -T.infinity("float32"),
-                    )
+            for k in T.unroll(steps):
+                keys[k] = LEAST
+                if k * 32 + lane < num_experts:
+                    keys[k] = order(scores[own, k * 32 + lane] + shifts[own, k * 32 + lane])
             for slot in T.serial(num_selected):
-                for r, lane in T.Parallel(rows, 32):
-                    top = T.alloc_var("float32")
-                    top = -T.infinity("float32")
-                    for k in T.unroll(steps):
-                        top = T.max(top, values[r, lane, k])
-                    tops[r, lane] = top
-                T.reduce_max(tops, best, dim=1)
-                for r, lane in T.Parallel(rows, 32):
-                    first = T.alloc_var("int32")
-                    first = num_experts
-                    for k in T.unroll(steps):
-                        if values[r, lane, k] == best[r]:
-                            first = T.min(first, k * 32 + lane)
-                    places[r, lane] = first
-                T.reduce_min(places, place, dim=1)
-                for r, lane in T.Parallel(rows, 32):
-                    for k in T.unroll(steps):
-                        if k * 32 + lane == place[r]:
-                            values[r, lane, k] = -T.infinity("float32")
-                for r in T.Parallel(rows):
-                    chosen[r, slot] = T.min(place[r], num_experts - 1)  # a row of NaN has no best
+                best = LEAST
+                for k in T.unroll(steps):
+                    best = T.max(best, keys[k])
+                best = T.warp_reduce_max(best)
+                place = num_experts - 1
+                for k in T.unroll(steps):
+                    if keys[k] == best:
+                        place = T.min(place, k * 32 + lane)
+                place = T.warp_reduce_min(place)
+                for k in T.unroll(steps):
+                    if k * 32 + lane == place:
+                        keys[k] = LEAST
+                if thread == own * 32:
+                    chosen[own, slot] = place
             T.sync_threads()
             for r, slot in T.Parallel(rows, num_selected):
                 total = T.alloc_var("float32")
