@@ -139,7 +139,11 @@ def load_model(
         bar = tqdm(total=total, desc="weights", unit="B", unit_scale=True, disable=not use_tqdm)
         with bar:
             weights = checkpoint.family.weights(
-                reader, bar.update, device=device, tables_on_host=tables_on_host
+                reader,
+                bar.update,
+                device=device,
+                takes_codes=arithmetic.fp8_products,
+                tables_on_host=tables_on_host,
             )
             model = checkpoint.family.load(weights, checkpoint.config, arithmetic)
             drafter = None
@@ -197,6 +201,7 @@ def load_dummy(
 
     family = checkpoint.family
     with tqdm(desc="random weights", unit="B", unit_scale=True, disable=not use_tqdm) as bar:
+        options["takes_codes"] = arithmetic.fp8_products
         weights = family.dummy_weights(checkpoint.config, checkpoint.share, seed, bar.update, **options)
         model = family.load(weights, checkpoint.config, arithmetic)
         drafter = None

@@ -56,6 +56,7 @@ from deepinfer.structured_output.grammar import Vocabulary
 from deepinfer.utils.logging import get_logger
 from deepinfer.utils.timer import QueueTimers
 from tilelang_ops.common.kernels import use_library
+from tilelang_ops.common.row_codes import UNIT
 
 logger = get_logger(__name__)
 
@@ -122,7 +123,9 @@ def build_parts(args: EngineArgs, settings: Settings) -> EngineParts:
     else:
         checkpoint = open_checkpoint(args.model, args.revision)
     tokenizer = load_tokenizer(checkpoint, args.tokenizer, args.tokenizer_revision or args.revision)
-    arithmetic = args.resolve_arithmetic(settings, device.type)
+    arithmetic = args.resolve_arithmetic(
+        settings, device.type, multiplies_codes=_multiplies_codes(device, checkpoint)
+    )
     use_async = args.resolve_async(settings)
     num_drafts = settings.num_draft_tokens if checkpoint.config.num_nextn_predict_layers else 0
     load: dict[str, Any] = {"with_drafter": num_drafts > 0, "use_tqdm": sys.stderr.isatty(), "device": device}
@@ -337,6 +340,13 @@ def _step_times(
         if kept is not None:
             kept.write(key, times)
     return times
+
+
+def _multiplies_codes(device: torch.device, checkpoint: Checkpoint) -> bool:
+    """Whether products in FP8 serve this device and model: SM90, and rows of whole units."""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != 9:
+        return False
+    return all(width % UNIT == 0 for width in checkpoint.config.scaled_widths)
 
 
 def _device_bytes(device: torch.device) -> int | None:

@@ -117,7 +117,7 @@ class PackedExperts:
         """As `RoutedExperts`; every size is a bound made from shapes, nothing waits for the device."""
         rounds = arithmetic.quantize_activations
         if isinstance(x, Inputs):
-            rows = x.rounded if rounds else x.values
+            rows = (x.rounded if x.codes is None else x.codes) if rounds else x.values
         else:
             rows = round_rows(x) if rounds else x
         assert rows is not None, "the rows are not at hand in the form that the experts take"

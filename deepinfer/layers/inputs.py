@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from deepinfer.layers.rows import take_rows
+from tilelang_ops.common.row_codes import RowCodes, scale_shape
+from tilelang_ops.memory import gather_columns
 
 
 @dataclass(frozen=True)
@@ -16,28 +18,42 @@ class Inputs:
 
     Attributes:
         values: [n, width] bfloat16, for matrices without scales; None when nobody needs them.
-        rounded: [n, width] bfloat16, the same rounded to E4M3 in groups of 32, for matrices with scales; None
-            where the arithmetic rounds no activations.
+        rounded: [n, width] bfloat16, the same rounded to E4M3 in groups of 32, for matrices with scales, or
+        codes: what these become for products in FP8; both None where the arithmetic rounds no activations.
     """
 
     values: Tensor | None
-    rounded: Tensor | None
+    rounded: Tensor | None = None
+    codes: RowCodes | None = None
 
     @property
     def num_rows(self) -> int:
         """n."""
-        rows = self.rounded if self.values is None else self.values
-        assert rows is not None
-        return rows.shape[0]
+        return self._rows.shape[0]
 
     @property
     def device(self) -> torch.device:
         """Where they are."""
-        rows = self.rounded if self.values is None else self.values
-        assert rows is not None
-        return rows.device
+        return self._rows.device
 
     def take(self, places: Tensor) -> Inputs:
         """The rows at `places` ([k] int64)."""
-        parts = (self.values, self.rounded)
-        return Inputs(*(None if part is None else take_rows(part, places) for part in parts))
+
+        def taken(part: Tensor | None) -> Tensor | None:
+            return None if part is None else take_rows(part, places)
+
+        codes = self.codes
+        if codes is not None:
+            width = scale_shape(places.shape[0], codes.codes.shape[1])[1]
+            scales = gather_columns(codes.scales, places, width)
+            codes = RowCodes(take_rows(codes.codes, places), scales)
+        return Inputs(taken(self.values), taken(self.rounded), codes)
+
+    @property
+    def _rows(self) -> Tensor:
+        """A form that is there."""
+        if self.codes is not None:
+            return self.codes.codes
+        rows = self.rounded if self.values is None else self.values
+        assert rows is not None
+        return rows

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from deepinfer.config import Arithmetic
 from deepinfer.layers.inputs import Inputs
 from tilelang_ops.norm import norm_quantize, rms_norm
 from tilelang_ops.projection import Norm
@@ -27,16 +28,13 @@ class RMSNorm:
         """[..., n] -> [..., n], same dtype."""
         return rms_norm(x, self.weight, self.eps)
 
-    def inputs(self, x: Tensor, *, rounds: bool) -> Inputs:
-        """[m, n] -> the normalised rows, for products with matrices that have scales.
-
-        Args:
-            x: the rows.
-            rounds: hand them out rounded to E4M3 in groups of 32, else as they are.
-        """
-        if not rounds:
-            return Inputs(self(x), None)
-        return Inputs(None, norm_quantize(x, self.weight, self.eps, rounds=True).rounded)
+    def inputs(self, x: Tensor, arithmetic: Arithmetic) -> Inputs:
+        """[m, n] -> the normalised rows, in the form that products with matrices that have scales take."""
+        if not arithmetic.quantize_activations:
+            return Inputs(self(x))
+        encoding = "units" if arithmetic.fp8_products else "rounded"
+        normed = norm_quantize(x, self.weight, self.eps, encoding=encoding)
+        return Inputs(None, normed.rounded, normed.units)
 
     @property
     def step(self) -> Norm:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 Check = Callable[[Any, tuple[Any, ...]], None]
+BFLOAT16_RATE, FP8_RATE = 780e12, 1416e12  # operations/s of an H200's products
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +28,7 @@ class Case:
         torch: the same work in torch, with a result of the same form.
         check: (result of `run`, arguments as `make` gives them) raises where the result is wrong.
         check_torch: the same for the result of `torch`, where that is rounded or drawn otherwise.
+        rate: of its products, operations/s.
     """
 
     op: str
@@ -38,6 +40,7 @@ class Case:
     torch: Callable[..., Any]
     check: Check
     check_torch: Check | None = None
+    rate: float = BFLOAT16_RATE
 
     def arguments(self, seed: int, device: str) -> tuple[Any, ...]:
         """Arguments on a device."""

@@ -8,9 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from examples.kernel_cases.case import Case, Check, seeded
+from examples.kernel_cases.case import FP8_RATE, Case, Check, seeded
+from tilelang_ops.common.dense_packing import pack_units, unpack_units
 from tilelang_ops.common.packing import pack_fp8, pack_mxfp4, split_float32, unpack_fp8, unpack_mxfp4
-from tilelang_ops.gemm import grouped_linear_mxfp4, grouped_swiglu_mxfp4, linear, linear_fp8
+from tilelang_ops.common.row_codes import RowCodes
+from tilelang_ops.gemm import (
+    grouped_linear_mxfp4,
+    grouped_swiglu_mxfp4,
+    linear,
+    linear_fp8,
+    linear_w8a8,
+)
 
 # Experts of a device, and rows of each: decode of few and of 64 requests, with and without drafts; prefill.
 EXPERTS = ((7, 7), (7, 55), (7, 219), (7, 512), (96, 256))
@@ -21,11 +29,11 @@ def cases(small: bool = False) -> list[Case]:
     """The cases of this family."""
     if small:
         hidden, inner, vocab, rows, groups = 128, 64, 200, (3,), ((7, 3),)
-        dense_shapes: tuple[tuple[int, int, int], ...] = ((128, 64, 1), (64, 64, 3))
+        dense_shapes: tuple[tuple[int, int, int], ...] = ((128, 64, 1), (64, 128, 3))
     else:
         hidden, inner, vocab, rows, groups = 5120, 2304, 129280, (32, 256, 1024, 4096), EXPERTS
         dense_shapes = DENSE
-    dense = [_fp8(n, *shape) for n in rows for shape in dense_shapes]
+    dense = [make(n, *shape) for n in rows for shape in dense_shapes for make in (_fp8, _w8a8)]
     experts = [make(*group, hidden, inner) for group in groups for make in (_first, _second)]
     head = [_linear(n, vocab, hidden, 1) for n in (64, 256, 1536)]
     router = [_linear(256, 384, hidden, 1), _linear(256, 1024, hidden, 1)]
@@ -72,6 +80,34 @@ def _fp8(rows: int, columns: int, width: int, groups: int) -> Case:
         run=lambda x, packed, _: linear_fp8(x, packed, columns, num_groups=groups),
         torch=in_torch,
         check=_close(in_torch),
+    )
+
+
+def _w8a8(rows: int, columns: int, width: int, groups: int) -> Case:
+    def make(seed: int) -> tuple[Tensor, ...]:
+        generator = seeded(seed)
+        codes = _bytes(groups, columns, width, generator=generator)
+        codes[(codes & 0x7F) == 0x7F] = 0
+        packed = pack_units(codes, torch.full((groups, columns // 32, width // 32), 118, dtype=torch.uint8))
+        x = RowCodes.encode(_rows(rows, groups * width, generator))
+        return x.codes, x.scales, *packed, x.values(), unpack_units(*packed).bfloat16()
+
+    def in_torch(*args: Tensor) -> Tensor:
+        x, weight = args[-2:]
+        parts = x.view(rows, groups, width).transpose(0, 1) @ weight.transpose(1, 2)
+        return parts.transpose(0, 1).reshape(rows, groups * columns)
+
+    return Case(
+        op="gemm.linear_w8a8",
+        size=f"{rows} rows, {f'{groups} x ' if groups > 1 else ''}{width} to {columns}",
+        bytes=groups
+        * (columns * width + columns * width // 1024 + rows * (width + width // 32 + 2 * columns)),
+        flops=2 * rows * columns * width * groups,
+        make=make,
+        run=lambda *args: linear_w8a8(*args[:4], num_groups=groups),
+        torch=in_torch,
+        check=_close(in_torch),
+        rate=FP8_RATE,
     )
 
 

@@ -115,11 +115,11 @@ def _advance(rows: int) -> Case:
 def _advance_norm(rows: int) -> Case:
     def run(streams: Tensor, pre: Tensor, *pending: Tensor) -> Advanced:
         weight = streams.new_ones(WIDTH, dtype=torch.float32)
-        return advance_norm(streams, pre, weight, 1e-6, *pending, quantizes=True)
+        return advance_norm(streams, pre, weight, 1e-6, *pending, encoding="codes")
 
     def in_torch(streams: Tensor, pre: Tensor, *pending: Tensor) -> Advanced:
         weight = streams.new_ones(WIDTH, dtype=torch.float32)
-        return advance_norm_reference.run(streams, pre, weight, 1e-6, *pending, True, True)
+        return advance_norm_reference.run(streams, pre, weight, 1e-6, *pending, True, "codes")
 
     def check(out: Advanced, args: tuple[Tensor, ...]) -> None:
         expected = in_torch(*args)

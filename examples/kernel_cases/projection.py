@@ -8,8 +8,18 @@ from torch import Tensor
 from examples.kernel_cases.case import Case, alike, equal, near, seeded
 from tilelang_ops.common.numerics import encode_fp8
 from tilelang_ops.common.records import flat_rows, row_numbers
-from tilelang_ops.projection import EncodedRows, Norm, Records, Rotation, encode_rows, rotate, round_rows
+from tilelang_ops.projection import (
+    EncodedRows,
+    Norm,
+    Records,
+    Rotation,
+    encode_rows,
+    encode_units,
+    rotate,
+    round_rows,
+)
 from tilelang_ops.projection.encode_rows import reference as encode_reference
+from tilelang_ops.projection.encode_units import reference as units_reference
 from tilelang_ops.projection.rotate import reference as rotate_reference
 from tilelang_ops.projection.round_rows import reference as round_reference
 
@@ -29,6 +39,7 @@ def cases(small: bool = False) -> list[Case]:
             for rows in sizes
             for kind in (("fp8", 64, 512, True), ("mxfp4", 32, 128, False))
         ),
+        *(_encode_units(rows, heads) for rows in sizes for heads in (1, 64)),
         *(_store(rows, *kind) for rows in sizes for kind in (("fp8", 512, 528), ("fp4", 512, 288))),
     ]
 
@@ -148,6 +159,36 @@ def _round(rows: int, format: str, heads: int, width: int, inverse: bool) -> Cas
         run=lambda x, format, rotation: round_rows(x, format, rotation=rotation),
         torch=round_reference.run,
         check=alike(round_reference.run, share=1e-3),
+    )
+
+
+def _encode_units(rows: int, heads: int) -> Case:
+    """Of one vector a row as it is, of several rotated back."""
+    width = 512 if heads > 1 else 8192
+
+    def make(seed: int) -> tuple[Tensor, Rotation | None]:
+        generator = seeded(seed)
+        x = torch.randn(rows, heads, width, generator=generator).bfloat16()
+        return x, Rotation(*_angles(rows, generator), inverse=True) if heads > 1 else None
+
+    def in_torch(x: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor]:
+        out = units_reference.run(x, rotation)
+        return out.codes, out.scales[:, :rows]
+
+    def run(x: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor]:
+        out = encode_units(x, rotation=rotation)
+        return out.codes, out.scales[:, :rows]
+
+    return Case(
+        op="projection.encode_units",
+        size=f"{rows} rows, "
+        + (f"{heads} heads of {width} rotated back" if heads > 1 else f"{width} channels"),
+        bytes=rows * heads * (width * 3 + width // 32) + rows * PAIRS * 8 * (heads > 1),
+        flops=0,
+        make=make,
+        run=run,
+        torch=in_torch,
+        check=alike(in_torch, share=1e-3),
     )
 
 

@@ -68,6 +68,11 @@ def test_arithmetic_of_a_gpu():
     settings = Settings()
     assert EngineArgs("m").resolve_arithmetic(settings, "cuda").name == "w8a8"
     assert EngineArgs("m", arithmetic="bfloat16").resolve_arithmetic(settings, "cuda").name == "bfloat16"
+    for name, disabled, taken in (("w8a8", False, True), ("w8a8", True, False), ("bfloat16", False, False)):
+        with_codes = EngineArgs("m", arithmetic=name).resolve_arithmetic(
+            Settings(disable_fp8_products=disabled), "cuda", multiplies_codes=True
+        )
+        assert with_codes.fp8_products is taken
     for name in ("float32", "plain"):
         with pytest.raises(ValueError, match=f"{name}.*w8a8 or bfloat16.*DEEPINFER_ACCELERATOR=cpu"):
             EngineArgs("m", arithmetic=name).resolve_arithmetic(settings, "cuda")

@@ -44,12 +44,13 @@ def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
     return torch.zeros(*shape, dtype=dtype, device=META)
 
 
-@pytest.fixture(scope="module")
-def models() -> tuple[DeepseekV41Model, DeepseekV41Model, Drafter]:
+@pytest.fixture(scope="module", params=[False, True], ids=["bfloat16", "fp8_products"])
+def models(request: pytest.FixtureRequest) -> tuple[DeepseekV41Model, DeepseekV41Model, Drafter]:
     """The packed model on the CPU, and it and its drafter on "meta"."""
-    config, arithmetic = load_config("v41-tiny"), ARITHMETICS["w8a8"]
+    config = load_config("v41-tiny")
+    arithmetic = dataclasses.replace(ARITHMETICS["w8a8"], fp8_products=request.param)
     with CheckpointReader(MODELS["v41-tiny"]) as reader:
-        weights = Weights(reader, is_packed=True)
+        weights = Weights(reader, is_packed=True, takes_codes=request.param)
         model = DeepseekV41Model.load(weights, config, arithmetic)
         drafter = Drafter.load(weights, config, arithmetic, model)
     done: dict[int, object] = {}

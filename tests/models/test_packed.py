@@ -35,6 +35,7 @@ from tilelang_ops.common.packing import unpack_fp8, unpack_mxfp4
 from tilelang_ops.gemm.grouped_linear_mxfp4 import reference as grouped_linear_mxfp4
 from tilelang_ops.gemm.grouped_swiglu_mxfp4 import reference as grouped_swiglu_mxfp4
 from tilelang_ops.gemm.linear_fp8 import reference as linear_fp8
+from tilelang_ops.gemm.linear_w8a8 import reference as linear_w8a8
 
 W8A8 = ARITHMETICS["w8a8"]
 WINDOW = 128
@@ -45,6 +46,7 @@ def _unpacked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The references unpack weights at every call."""
     for module, name in (
         (linear_fp8, "unpack_fp8"),
+        (linear_w8a8, "unpack_units"),
         (grouped_swiglu_mxfp4, "unpack_mxfp4"),
         (grouped_linear_mxfp4, "unpack_mxfp4"),
     ):
@@ -54,9 +56,9 @@ def _unpacked_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def _kept(unpack: Callable[..., Tensor]) -> Callable[..., Tensor]:
     done: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def look_up(packed: Tensor, **options: bool) -> Tensor:
+    def look_up(packed: Tensor, *others: Tensor, **options: bool) -> Tensor:
         if id(packed) not in done:
-            done[id(packed)] = packed, unpack(packed, **options)
+            done[id(packed)] = packed, unpack(packed, *others, **options)
         return done[id(packed)][1]
 
     return look_up
@@ -135,10 +137,13 @@ def test_what_cannot_be_multiplied(tmp_path) -> None:
         weights.experts(expert, 1)
 
 
-@pytest.mark.parametrize("device", DEVICES)
-def test_logits_and_drafts(device: str) -> None:
+FORMS = [*((device, False) for device in DEVICES), ("cpu", True)]  # kernels of codes take whole units
+
+
+@pytest.mark.parametrize(("device", "takes_codes"), FORMS)
+def test_logits_and_drafts(device: str, takes_codes: bool) -> None:
     """Logits are as far from the golden ones as another implementation's; clear tokens of the text agree."""
-    model, drafter = packed_model("tiny-quant", device)
+    model, drafter = packed_model("tiny-quant", device, takes_codes=takes_codes)
     data = golden("tiny-quant")
     fold = fold_map("tiny-quant")
     harness = DraftHarness(model, drafter, fold, num_seqs=2)

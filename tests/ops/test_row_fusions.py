@@ -46,7 +46,7 @@ def test_encode_rows() -> None:
 def test_advance_norm_and_mean() -> None:
     streams, pre, weight = torch.randn(3, 4, 32), torch.rand(3, 4), torch.rand(32)
     _, collapsed, square = advance_streams(streams, pre)
-    result = advance_norm(streams, pre, weight, EPS, quantizes=True)
+    result = advance_norm(streams, pre, weight, EPS, encoding="codes")
     torch.testing.assert_close(result.values, rms_norm(collapsed, weight, EPS))
     torch.testing.assert_close(result.mean_square, square)
     codes, _ = encode_fp8(result.values)

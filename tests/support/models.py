@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 from pathlib import Path
@@ -55,15 +56,18 @@ def load_drafter(name: str, arithmetic: str = "float32") -> Drafter:
 
 
 @functools.cache
-def packed_model(name: str, device: str = "cpu") -> tuple[DeepseekV41Model, Drafter]:
+def packed_model(
+    name: str, device: str = "cpu", *, takes_codes: bool = False
+) -> tuple[DeepseekV41Model, Drafter]:
     """Backbone and drafter in the form of a GPU, in "w8a8"; kernels come from the prebuilt ones, if any."""
     config = load_config(name)
+    arithmetic = dataclasses.replace(ARITHMETICS["w8a8"], fp8_products=takes_codes)
     if (library := Settings.from_env().kernel_library) is not None:
         use_library(Path(library))
     with CheckpointReader(MODELS[name]) as reader:
-        weights = Weights(reader, device=device, is_packed=True, tables_on_host=True)
-        model = DeepseekV41Model.load(weights, config, ARITHMETICS["w8a8"])
-        return model, Drafter.load(weights, config, ARITHMETICS["w8a8"], model)
+        weights = Weights(reader, device=device, is_packed=True, takes_codes=takes_codes, tables_on_host=True)
+        model = DeepseekV41Model.load(weights, config, arithmetic)
+        return model, Drafter.load(weights, config, arithmetic, model)
 
 
 @functools.cache

@@ -28,7 +28,7 @@ from deepinfer.runtime.caches import Caches
 from deepinfer.utils.aside import aside
 from tilelang_ops.attention import sparse_attention
 from tilelang_ops.kv_cache import copy_records
-from tilelang_ops.projection import Records, Rotation, encode_rows, rotate, round_rows
+from tilelang_ops.projection import Records, Rotation, encode_rows, encode_units, rotate, round_rows
 
 Angles = tuple[Tensor, Tensor]  # cosines and sines, float32 [n, rotary width / 2] each
 
@@ -302,7 +302,7 @@ class Attention:
             assert self.wq_a is not None
             latent = self.wq_a(x, self.arithmetic)
         if self.is_packed:
-            return self.q_norm.inputs(latent, rounds=self.arithmetic.quantize_activations)
+            return self.q_norm.inputs(latent, self.arithmetic)
         return self.q_norm(latent)
 
     def _queries(self, latent: Tensor | Inputs, rotation: Angles) -> Tensor:
@@ -323,14 +323,18 @@ class Attention:
         """Attention of rotated queries [n, heads, width], and its output projection; [n, hidden]."""
         scale = queries.shape[2] ** -0.5
         out = sparse_attention(queries, window, window_index, main, main_index, self.sink, scale)
-        rounds = self.is_packed and self.arithmetic.quantize_activations
-        if rounds:
-            out = round_rows(out, rotation=Rotation(*rotation, inverse=True))
-        else:
+        latent = self.wo_a.by_group(self._turned_back(out, rotation), self.arithmetic)
+        return self.wo_b(latent.flatten(1), self.arithmetic)
+
+    def _turned_back(self, out: Tensor, rotation: Angles) -> Tensor | Inputs:
+        """Attention's results [n, heads, width] for the output projection, by group."""
+        back = Rotation(*rotation, inverse=True)
+        if not (self.is_packed and self.arithmetic.quantize_activations):
             rotate(out, *rotation, inverse=True)
-        by_group = out.flatten(1).unflatten(1, (self.num_groups, -1))
-        latent = self.wo_a.by_group(by_group, self.arithmetic, is_rounded=rounds).flatten(1)
-        return self.wo_b(latent, self.arithmetic)
+            return out.flatten(1).unflatten(1, (self.num_groups, -1))
+        if self.arithmetic.fp8_products:
+            return Inputs(None, codes=encode_units(out, rotation=back))
+        return Inputs(None, round_rows(out, rotation=back).flatten(1))
 
     def _count(
         self, window: Tensor, index: Tensor, main: Tensor | None, slots: Tensor | None, caches: Caches

@@ -234,6 +234,19 @@ class DeepseekV41Config(TextConfig):
         )
 
     @property
+    def scaled_widths(self) -> tuple[int, ...]:
+        """Channels of the rows that matrices with scales take, but for an Engram table's."""
+        heads = self.num_attention_heads * self.head_dim
+        return (
+            self.hidden_size,
+            self.q_lora_rank,
+            heads // self.o_groups,
+            self.head_dim,
+            self.o_groups * self.o_lora_rank,
+            self.moe_intermediate_size,
+        )
+
+    @property
     def engram_num_columns(self) -> int:
         """Rows looked up for one token in one table: (n-gram sizes) * (heads)."""
         return (self.engram_max_ngram_size - 1) * self.engram_n_heads

@@ -175,7 +175,7 @@ class Drafter:
             return
         x: Tensor | Inputs = self.main_proj(context.features, self.arithmetic)
         if self.is_packed:
-            x = self.main_norm.inputs(x, rounds=self.arithmetic.quantize_activations)
+            x = self.main_norm.inputs(x, self.arithmetic)
         else:
             x = self.main_norm(x)
         rotation = self.rotary.rows(context.positions, self.rotary.num_positions)

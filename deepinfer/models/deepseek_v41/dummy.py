@@ -165,7 +165,7 @@ class DummyWeights(Weights):
         seed: of the values.
         on_read: called with the bytes of each tensor that has been drawn (progress).
         device: where the weights go.
-        is_packed: as in `Weights`.
+        is_packed, takes_codes: as in `Weights`.
     """
 
     def __init__(
@@ -177,13 +177,14 @@ class DummyWeights(Weights):
         *,
         device: torch.device | str = "cpu",
         is_packed: bool | None = None,
+        takes_codes: bool = False,
     ) -> None:
         device = torch.device(device)
         self._share = share
         self._num_slots = {"layers": config.num_experts_per_tok, "mtp": config.dspark_num_experts_per_tok}
         self._choices: dict[tuple[int, int], Tensor] = {}
         reader = DummyReader(expected_tensors(config), device, seed)
-        super().__init__(reader, on_read, device=device, is_packed=is_packed)
+        super().__init__(reader, on_read, device=device, is_packed=is_packed, takes_codes=takes_codes)
 
     def experts(self, prefix: str, num_experts: int) -> RoutedExperts:
         """The resident experts under `prefix`, with an even load where not all are resident."""

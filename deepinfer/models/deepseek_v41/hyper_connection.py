@@ -174,7 +174,7 @@ class HyperConnection:
             norm: the sublayer's.
             keeps_values: some product takes the input as it is, not rounded.
         """
-        rounds = self.arithmetic.quantize_activations
+        rounds, in_units = self.arithmetic.quantize_activations, self.arithmetic.fp8_products
         pre, post, comb = streams.mixes
         advanced = advance_norm(
             streams.values,
@@ -185,10 +185,10 @@ class HyperConnection:
             post,
             comb,
             keeps_values=keeps_values or not rounds,
-            rounds=rounds,
+            encoding="units" if in_units else "rounded" if rounds else "",
         )
         making = aside(streams.values.device, self._mix, advanced.streams, advanced.mean_square)
-        return Inputs(advanced.values, advanced.rounded), Streams(advanced.streams, making)
+        return Inputs(advanced.values, advanced.rounded, advanced.units), Streams(advanced.streams, making)
 
     def _mix(self, values: Tensor, mean_square: Tensor) -> Mixes:
         """This site's mixes, from settled streams [n, m, hidden] and their mean square [n] float32."""

@@ -14,7 +14,8 @@ from deepinfer.layers.linear import Projection
 from deepinfer.models.deepseek_v41.config import DeepseekV41Config
 from deepinfer.models.deepseek_v41.weights import Weights
 from deepinfer.utils.aside import aside
-from tilelang_ops.moe import SlotOutputs, route_topk, swiglu
+from tilelang_ops.common.row_codes import RowCodes
+from tilelang_ops.moe import SlotOutputs, route_topk, swiglu, swiglu_quantize
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,10 @@ class MoE:
     def shared(self, x: Tensor | Inputs) -> Tensor:
         """The shared expert's output [n, hidden], the dtype of `x`."""
         gate_up = self.shared_w13(x, self.arithmetic)
-        rounds = isinstance(x, Inputs) and self.arithmetic.quantize_activations
-        product = swiglu(gate_up, self.limit, gate_up.dtype, rounds=rounds)
-        return self.shared_w2(product, self.arithmetic, is_rounded=rounds)
+        if not (isinstance(x, Inputs) and self.arithmetic.quantize_activations):
+            return self.shared_w2(swiglu(gate_up, self.limit, gate_up.dtype), self.arithmetic)
+        if self.arithmetic.fp8_products:
+            product = Inputs(None, codes=RowCodes(*swiglu_quantize(gate_up, self.limit, in_units=True)))
+        else:
+            product = Inputs(None, swiglu(gate_up, self.limit, gate_up.dtype, rounds=True))
+        return self.shared_w2(product, self.arithmetic)

@@ -3,11 +3,12 @@
 Every value that is read is checked: a NaN scale byte or a number that is not finite is an error that names
 tensor and file.
 
-Matrices come in one of two forms, for the device that they go to:
+Matrices come in one of three forms, for the device that they go to:
 
     form     FP8 matrix        others            routed experts     float32 matrices
     exact    Linear            Linear            Experts            Linear                CPU
     packed   Fp8Linear         DenseLinear       PackedExperts      DenseLinear, 3 terms  GPU
+    codes    CodesLinear       DenseLinear       PackedExperts      DenseLinear, 3 terms  GPU, FP8 products
 
 Bytes go to the device slice by slice while they are read, and are packed there.
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,8 +25,9 @@ from torch import Tensor
 from deepinfer.checkpoint.dequantize import GROUP, NAN_E4M3, NAN_SCALE, dequantize_fp4, dequantize_fp8
 from deepinfer.checkpoint.reader import CheckpointReader
 from deepinfer.layers.experts import Experts, PackedExperts, RoutedExperts
-from deepinfer.layers.linear import DenseLinear, Fp8Linear, Linear, Projection
+from deepinfer.layers.linear import CodesLinear, DenseLinear, Fp8Linear, Linear, Projection
 from deepinfer.models.deepseek_v41.tensors import is_stray
+from tilelang_ops.common.dense_packing import pack_units
 from tilelang_ops.common.packing import pack_fp8, pack_mxfp4, split_float32
 
 MIN_BFLOAT16_SCALE = (
@@ -54,6 +57,7 @@ class Weights:
         on_read: called with the stored bytes of each tensor when it has been read (progress).
         device: where the tensors go.
         is_packed: hand out the packed form; by default everywhere but on a CPU.
+        takes_codes: of the packed forms hand out the one of FP8 products.
         tables_on_host: keep Engram tables in pinned host memory, where a GPU reads the rows that it needs.
 
     Attributes:
@@ -67,6 +71,7 @@ class Weights:
         *,
         device: torch.device | str = "cpu",
         is_packed: bool | None = None,
+        takes_codes: bool = False,
         tables_on_host: bool = False,
     ):
         self._reader = reader
@@ -75,6 +80,7 @@ class Weights:
         self._device = torch.device(device)
         self._tables_on_host = tables_on_host and self._device.type != "cpu"
         self.is_packed = self._device.type != "cpu" if is_packed is None else is_packed
+        self._takes_codes = takes_codes
 
     def tensor(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
         """A bf16 or float32 tensor, in `dtype` or, when None, as stored."""
@@ -163,7 +169,7 @@ class Weights:
             start += shape[0]
         return weight
 
-    def _packed_linear(self, prefixes: Sequence[str], num_groups: int) -> Fp8Linear:
+    def _packed_linear(self, prefixes: Sequence[str], num_groups: int) -> Fp8Linear | CodesLinear:
         """FP8 matrices stacked on rows; all but the last have whole blocks of 32 rows."""
         if self._reader.info(f"{prefixes[0]}.weight").dtype != "F8_E4M3":
             raise self._reader.error(
@@ -180,6 +186,8 @@ class Weights:
             )
         columns = codes.shape[0]
         codes, scales = (t.unflatten(0, (num_groups, -1)) for t in (codes, scales))
+        if self._takes_codes:
+            return CodesLinear(*self._pack(pack_units, prefixes[0], codes, scales), prefixes[0])
         packed = self._pack(pack_fp8, prefixes[0], codes, scales)
         return Fp8Linear(packed, columns, num_groups, prefixes[0])
 
@@ -199,7 +207,7 @@ class Weights:
         assert out is not None, f"{prefix} has no experts"
         return out
 
-    def _pack(self, pack: Callable[..., Tensor], prefix: str, *args: Tensor, **options: bool) -> Tensor:
+    def _pack(self, pack: Callable[..., Any], prefix: str, *args: Tensor, **options: bool) -> Any:
         try:
             return pack(*args, **options)
         except ValueError as error:

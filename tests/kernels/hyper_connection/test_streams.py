@@ -8,6 +8,7 @@ from torch import Tensor
 
 from tests.support.compare import assert_same_bits
 from tests.support.kernel_runs import KernelRunner
+from tests.support.row_codes import assert_same_units
 from tilelang_ops.common.numerics import decode_fp8, encode_fp8
 from tilelang_ops.common.packing import split_float32
 from tilelang_ops.gemm.linear import cuda as linear
@@ -65,7 +66,7 @@ def test_advance_norm(run_kernel: KernelRunner, monkeypatch: pytest.MonkeyPatch)
     (new, vector, square), _ = run_kernel(advance, streams, pre, output, post, comb)
     wide = vector.double()
     expected = wide / torch.sqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.double()
-    actual, _ = run_kernel(advance_norm, streams, pre, weight, eps, output, post, comb, True, True)
+    actual, _ = run_kernel(advance_norm, streams, pre, weight, eps, output, post, comb, True, "codes")
     assert_same_bits(actual.streams, new, "streams")
     torch.testing.assert_close(actual.mean_square, square, rtol=1e-6, atol=0)
     torch.testing.assert_close(actual.values.double(), expected, rtol=2.0**-8, atol=1e-7)
@@ -77,15 +78,26 @@ def test_advance_norm(run_kernel: KernelRunner, monkeypatch: pytest.MonkeyPatch)
         torch.randint(-1, 2 * n, (n, 6), dtype=torch.int32),
         torch.randn(n, width).bfloat16(),
     )
-    whole, _ = run_kernel(advance_norm, streams, pre, weight, eps, slots.combined(), post, comb, True, True)
+    whole, _ = run_kernel(
+        advance_norm, streams, pre, weight, eps, slots.combined(), post, comb, True, "codes"
+    )
     monkeypatch.setattr(advance_norm, "MANY_ROWS", n)
-    parts, _ = run_kernel(advance_norm, streams, pre, weight, eps, slots, post, comb, True, True)
+    parts, _ = run_kernel(advance_norm, streams, pre, weight, eps, slots, post, comb, True, "codes")
     for name in ("streams", "mean_square", "values", "codes", "scales"):
         assert_same_bits(getattr(parts, name), getattr(whole, name), f"{name} of slots")
-    bare, _ = run_kernel(advance_norm, new[1:2], pre[1:2], weight, eps, None, None, None, False, False, True)
+    bare, _ = run_kernel(advance_norm, new[1:2], pre[1:2], weight, eps, None, None, None, False, "rounded")
     assert bare.values is bare.codes is None
     rounded = decode_fp8(actual.codes, actual.scales).bfloat16()
     assert_same_bits(bare.rounded[0], rounded[1], "a row alone, nothing pending, rounded")
+
+
+def test_advance_norm_in_units(run_kernel: KernelRunner) -> None:
+    streams, pre, weight = torch.randn(3, 4, 384).bfloat16(), torch.rand(3, 4), torch.rand(384) + 0.5
+    streams[1], streams[2, :, 200] = 0.0, torch.nan
+    actual, _ = run_kernel.overhanging()(
+        advance_norm, streams, pre, weight, 1e-6, None, None, None, True, "units"
+    )
+    assert_same_units(actual.units, actual.values)
 
 
 def test_mean_streams(run_kernel: KernelRunner) -> None:

@@ -7,6 +7,7 @@ import torch
 
 from tests.support.compare import assert_same_bits
 from tests.support.kernel_runs import KernelRunner
+from tilelang_ops.common.row_codes import RowCodes
 from tilelang_ops.moe.combine_slots import cuda as combine
 from tilelang_ops.moe.combine_slots import reference as combine_reference
 from tilelang_ops.moe.gather_grouped import cuda as gather_grouped
@@ -91,5 +92,10 @@ def test_gather_grouped(run_kernel: KernelRunner, monkeypatch: pytest.MonkeyPatc
         filled = slice(0, int(expected.offsets[-1]))
         assert_same_bits(actual.rows[filled], expected.rows[filled], "rows")
         assert_same_bits(actual.factors[filled], expected.factors[filled], "factors")
+        if num_rows != 90:
+            coded = RowCodes.encode(torch.randn(num_rows, 128))
+            actual, _ = run_kernel(gather_grouped, coded, weights, ids, 5)
+            expected = gather_grouped_reference.run(coded, weights, ids, 5)
+            assert_same_bits(actual.rows[filled], expected.rows[filled], "rows of codes")
     empty = gather_grouped.run(rows[:0], weights[:0], ids[:0], 5)
     assert empty.rows.shape == (0, 96) and not empty.offsets.any()

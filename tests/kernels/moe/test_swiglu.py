@@ -8,7 +8,9 @@ from torch import Tensor
 
 from tests.support.compare import assert_same_bits
 from tests.support.kernel_runs import KernelRunner
+from tests.support.row_codes import assert_same_units
 from tilelang_ops.common.numerics import decode_fp8, encode_fp8
+from tilelang_ops.common.row_codes import RowCodes
 from tilelang_ops.moe.swiglu import cuda as swiglu
 from tilelang_ops.moe.swiglu_quantize import cuda as swiglu_quantize
 
@@ -48,3 +50,7 @@ def test_swiglu_quantize(run_kernel: KernelRunner) -> None:
     assert_same_bits(scales[kept], expected_scales, "scales")
     rounded, _ = run_kernel(swiglu, gate_up, LIMIT, torch.bfloat16, weight, True)
     assert_same_bits(rounded, decode_fp8(expected_codes, expected_scales).bfloat16(), "rounded rows")
+    gate_up = (4 * torch.randn(2, 2 * 1280)).bfloat16()
+    values, _ = run_kernel(swiglu, gate_up, LIMIT, torch.bfloat16, None)
+    coded, _ = run_kernel(swiglu_quantize, gate_up, LIMIT, None, None, True)
+    assert_same_units(RowCodes(*coded), values)

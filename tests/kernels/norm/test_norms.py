@@ -8,6 +8,7 @@ from torch import Tensor
 
 from tests.support.compare import assert_same_bits
 from tests.support.kernel_runs import KernelRunner
+from tests.support.row_codes import assert_same_units
 from tilelang_ops.common.numerics import decode_fp8, encode_fp8
 from tilelang_ops.norm.norm_quantize import cuda as norm_quantize
 from tilelang_ops.norm.rms_norm import cuda as rms_norm
@@ -53,7 +54,9 @@ def test_norm_quantize(run_kernel: KernelRunner, keeps_values: bool) -> None:
         assert_same_bits(actual.scales, scales, "scales")
     if not keeps_values:
         columns = torch.cat([torch.zeros(5, 32).bfloat16(), x, x[:, :64]], 1)[1:, 32 : 32 + width]
-        bare, _ = run_kernel.overhanging()(norm_quantize, columns, weight, EPS, None, False, True)
+        bare, _ = run_kernel.overhanging()(norm_quantize, columns, weight, EPS, None, False, "rounded")
         assert bare.values is bare.total is bare.codes is None
         rounded = decode_fp8(actual.codes, actual.scales).bfloat16()
         assert_same_bits(bare.rounded[:2], rounded[1:3], "rounded")
+        coded, _ = run_kernel.overhanging()(norm_quantize, columns, weight, EPS, None, False, "units")
+        assert_same_units(coded.units, actual.values[1:])

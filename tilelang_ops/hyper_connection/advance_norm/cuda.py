@@ -7,8 +7,10 @@ import torch
 from torch import Tensor
 
 from tilelang_ops.common.cuda_numerics import e8m0_inverse, e8m0_value, fp8_scale_byte, magnitude_bits
+from tilelang_ops.common.cuda_row_codes import group_in_unit, unit_code
 from tilelang_ops.common.kernels import cuda_kernel
 from tilelang_ops.common.numerics import E4M3
+from tilelang_ops.common.row_codes import UNIT, RowCodes
 from tilelang_ops.common.sizes import ModelSizes
 from tilelang_ops.hyper_connection.advance_norm.op import Advanced
 from tilelang_ops.moe.combine_slots.op import SlotOutputs
@@ -22,19 +24,20 @@ MANY_ROWS = 512  # from here on that is faster than another launch
 
 def _builds(model: ModelSizes) -> list[dict[str, Any]]:
     normed = {"collapsed": "norm"}
-    rounded, kept = ("rounded", False), ("rounded", True)
+    encodings = ("rounded", "units") if model.hidden_size % UNIT == 0 else ("rounded",)
+    alone, kept = ([(encoding, keeps) for encoding in encodings] for keeps in (False, True))
     kinds = [
         {"expands": True, **normed, "keeps_values": keeps, "encoding": encoding, "num_slots": slots}
         for slots, forms in (
-            (model.num_experts_per_tok, (kept, rounded, ("", True))),
-            (model.dspark_num_experts_per_tok, (rounded, ("", True))),
+            (model.num_experts_per_tok, (*kept, *alone, ("", True))),
+            (model.dspark_num_experts_per_tok, (*alone, ("", True))),
         )
         for encoding, keeps in forms
     ]
     kinds += [
         {"expands": expands, **normed, "keeps_values": keeps, "encoding": encoding, "num_slots": 0}
         for expands in (True, False)
-        for encoding, keeps in (("", True), kept, rounded)
+        for encoding, keeps in (("", True), *kept, *alone)
     ]
     kinds += [
         {
@@ -65,7 +68,7 @@ def kernel(
 ):
     """`expands` adds a pending output, or with slots the sum of those of experts and of a shared one;
     `collapsed` is "plain", "norm" or "" for no collapsed vector; the `encoding` of the normalised one is
-    "codes", "rounded" or "" for none."""
+    "codes", "units", "rounded" or "" for none."""
     quantizes = encoding != ""
     code_type = source if encoding == "rounded" else "float8_e4m3fn"
     n = T.dynamic("n")
@@ -77,6 +80,12 @@ def kernel(
     items = T.ceildiv(parts, THREADS) * THREADS if parts > THREADS else max(4, 1 << (parts - 1).bit_length())
     quads = items // 4  # four neighbours share a scale
     collapses, norms = collapsed != "", collapsed == "norm"
+    in_units = encoding == "units"
+    near = 4 if in_units else 1  # quads of a unit
+    far = quads // near
+    assert not in_units or width % UNIT == 0, f"{width=}: no whole units"
+    scale_shape = (width // UNIT, T.dynamic("padded")) if in_units else (n, max(1, width // GROUP))
+    scale_type = "float32" if in_units else "uint8"
 
     @T.prim_func
     def advance_norm(
@@ -92,17 +101,18 @@ def kernel(
         mean_square: T.Tensor((n,), "float32"),
         values: T.Tensor((n, width), source),
         codes: T.Tensor((n, width), code_type),
-        scales: T.Tensor((n, max(1, width // GROUP)), "uint8"),
+        scales: T.Tensor(scale_shape, scale_type),
         eps: T.float32,
     ):
         with T.Kernel(n, threads=THREADS) as row:
             T.annotate_min_blocks_per_sm(1 if not norms else NORM_BLOCKS if num_slots == 0 else SLOT_BLOCKS)
-            squares = T.alloc_fragment((quads, 4), "float32")
-            quad_sums = T.alloc_fragment((quads,), "float32")
+            squares = T.alloc_fragment((far, near, 4), "float32")
+            quad_sums = T.alloc_fragment((far, near), "float32")
+            unit_sums = T.alloc_fragment((far,), "float32")
             total = T.alloc_fragment((1,), "float32")
-            own_squares = T.alloc_fragment((quads, 4), "float32")
+            own_squares = T.alloc_fragment((far, near, 4), "float32")
             inverse = T.alloc_fragment((1,), "float32")
-            held = T.alloc_fragment((quads, 4, step), source)
+            held = T.alloc_fragment((far, near, 4, step), source)
             mix = T.alloc_local((m, m), "float32")
             spread = T.alloc_local((m,), "float32")
             weights = T.alloc_local((m,), "float32")
@@ -118,8 +128,8 @@ def kernel(
             if collapses:
                 for j in T.serial(m):
                     weights[j] = pre[row, j]
-            for q, lane in T.Parallel(quads, 4):
-                p = q * 4 + lane
+            for f, e, lane in T.Parallel(far, near, 4):
+                p = (f * near + e) * 4 + lane
                 old = T.alloc_local((m, step), "float32")
                 added = T.alloc_local((step,), "float32")
                 sum_ = T.alloc_local((step,), "float32")
@@ -178,30 +188,32 @@ def kernel(
                         vector[k] = T.cast(T.cast(vector[k], source), "float32")
                         own_square = own_square + vector[k] * vector[k]
                     for k in T.vectorized(step):
-                        held[q, lane, k] = T.cast(vector[k], source)
-                    own_squares[q, lane] = own_square
+                        held[f, e, lane, k] = T.cast(vector[k], source)
+                    own_squares[f, e, lane] = own_square
                 if collapses:
-                    squares[q, lane] = square
+                    squares[f, e, lane] = square
             if collapses:
-                T.reduce_sum(squares, quad_sums, dim=1)
-                T.reduce_sum(quad_sums, total, dim=0)
+                T.reduce_sum(squares, quad_sums, dim=2)
+                T.reduce_sum(quad_sums, unit_sums, dim=1)
+                T.reduce_sum(unit_sums, total, dim=0)
                 for k in T.Parallel(1):
                     mean_square[row] = total[k] / (m * width)
             if norms:
-                T.reduce_sum(own_squares, quad_sums, dim=1)
-                T.reduce_sum(quad_sums, inverse, dim=0)
-                largest = T.alloc_fragment((quads, 4), "int32")
-                normed = T.alloc_fragment((quads, 4, step), "float32")
+                T.reduce_sum(own_squares, quad_sums, dim=2)
+                T.reduce_sum(quad_sums, unit_sums, dim=1)
+                T.reduce_sum(unit_sums, inverse, dim=0)
+                largest = T.alloc_fragment((far, near, 4), "int32")
+                normed = T.alloc_fragment((far, near, 4, step), "float32")
                 for k in T.Parallel(1):
                     inverse[k] = 1.0 / T.sqrt(inverse[k] / width + eps)
-                for q, lane in T.Parallel(quads, 4):
-                    p = q * 4 + lane
+                for f, e, lane in T.Parallel(far, near, 4):
+                    p = (f * near + e) * 4 + lane
                     v = T.alloc_local((step,), "float32")
                     gain = T.alloc_local((step,), "float32")
                     top = T.alloc_var("int32")
                     top = 0
                     for k in T.vectorized(step):
-                        v[k] = T.cast(held[q, lane, k], "float32")
+                        v[k] = T.cast(held[f, e, lane, k], "float32")
                     if p < parts:
                         for k in T.vectorized(step):
                             gain[k] = weight[p * step + k]
@@ -212,35 +224,50 @@ def kernel(
                             for k in T.vectorized(step):
                                 values[row, p * step + k] = T.cast(v[k], source)
                     if quantizes:
-                        largest[q, lane] = top
+                        largest[f, e, lane] = top
                         for k in T.vectorized(step):
-                            normed[q, lane, k] = v[k]
+                            normed[f, e, lane, k] = v[k]
                 if quantizes:
-                    amax = T.alloc_fragment((quads,), "int32")
-                    factor = T.alloc_fragment((quads,), "float32")
-                    scale = T.alloc_fragment((quads,), "float32")
-                    T.reduce_max(largest, amax, dim=1)
-                    for q in T.Parallel(quads):
-                        byte = fp8_scale_byte(amax[q])
-                        factor[q] = e8m0_inverse(byte)
-                        if encoding == "rounded":
-                            scale[q] = e8m0_value(byte)
-                        elif q * 4 < parts:
-                            scales[row, q] = T.cast(byte, "uint8")
-                    for q, lane in T.Parallel(quads, 4):
-                        if q * 4 + lane < parts:
-                            if encoding == "codes":
+                    amax = T.alloc_fragment((far, near), "int32")
+                    factor = T.alloc_fragment((far, near), "float32")
+                    scale = T.alloc_fragment((far, near), "float32")
+                    T.reduce_max(largest, amax, dim=2)
+                    if in_units:
+                        top_of = T.alloc_fragment((far,), "int32")
+                        T.reduce_max(amax, top_of, dim=1)
+                        for f in T.Parallel(far):
+                            top_of[f] = fp8_scale_byte(top_of[f])
+                            if f * 16 < parts:
+                                scales[f, row] = e8m0_value(top_of[f])
+                    for f, e in T.Parallel(far, near):
+                        byte = fp8_scale_byte(amax[f, e])
+                        factor[f, e] = e8m0_inverse(byte)
+                        if in_units:
+                            scale[f, e] = group_in_unit(byte, top_of[f])
+                        elif encoding == "rounded":
+                            scale[f, e] = e8m0_value(byte)
+                        elif f * 4 < parts:
+                            scales[row, f] = T.cast(byte, "uint8")
+                    for f, e, lane in T.Parallel(far, near, 4):
+                        p = (f * near + e) * 4 + lane
+                        if p < parts:
+                            if in_units:
                                 for k in T.vectorized(step):
-                                    codes[row, (q * 4 + lane) * step + k] = T.cast(
-                                        normed[q, lane, k] * factor[q], "float8_e4m3fn"
+                                    codes[row, p * step + k] = unit_code(
+                                        normed[f, e, lane, k], factor[f, e], scale[f, e]
+                                    )
+                            elif encoding == "codes":
+                                for k in T.vectorized(step):
+                                    codes[row, p * step + k] = T.cast(
+                                        normed[f, e, lane, k] * factor[f, e], "float8_e4m3fn"
                                     )
                             else:
                                 code = T.alloc_local((step,), "float8_e4m3fn")
                                 for k in T.vectorized(step):
-                                    code[k] = T.cast(normed[q, lane, k] * factor[q], "float8_e4m3fn")
+                                    code[k] = T.cast(normed[f, e, lane, k] * factor[f, e], "float8_e4m3fn")
                                 for k in T.vectorized(step):
-                                    codes[row, (q * 4 + lane) * step + k] = T.cast(
-                                        T.cast(code[k], "float32") * scale[q], source
+                                    codes[row, p * step + k] = T.cast(
+                                        T.cast(code[k], "float32") * scale[f, e], source
                                     )
 
     return advance_norm
@@ -258,13 +285,15 @@ def launch(
     """The streams with what is `pending`; the collapsed vector if there is `pre`, normalised if `norm`."""
     num_rows, num_streams, width = streams.shape
     advanced = streams if pending is None else torch.empty_like(streams)
-    values = mean_square = codes = scales = rounded = None
+    values = mean_square = codes = scales = rounded = units = None
     if pre is not None:
         mean_square = streams.new_empty(num_rows, dtype=torch.float32)
         if keeps_values or norm is None:
             values = streams.new_empty(num_rows, width)
     if encoding == "rounded":
         rounded = streams.new_empty(num_rows, width)
+    elif encoding == "units":
+        units = RowCodes.empty(num_rows, width, streams.device)
     elif encoding:
         codes = streams.new_empty(num_rows, width, dtype=torch.uint8)
         scales = streams.new_empty(num_rows, width // GROUP, dtype=torch.uint8)
@@ -288,10 +317,13 @@ def launch(
             None if t is None else t.contiguous() for t in (pre, output, *(pending or (None, None, None))[1:])
         )
         new = None if pending is None else advanced
-        encoded = rounded if codes is None else codes.view(E4M3)
-        outputs = (new, mean_square, values, encoded, scales)
+        if units is not None:
+            encoded = units.codes.view(E4M3), units.scales
+        else:
+            encoded = rounded if codes is None else codes.view(E4M3), scales
+        outputs = (new, mean_square, values, *encoded)
         program(streams, pre, output, *of_slots, post, comb, weight, *outputs, eps)
-    return Advanced(advanced, mean_square, values, codes, scales, rounded)
+    return Advanced(advanced, mean_square, values, codes, scales, rounded, units)
 
 
 def run(
@@ -303,11 +335,9 @@ def run(
     post: Tensor | None,
     comb: Tensor | None,
     keeps_values: bool,
-    quantizes: bool,
-    rounds: bool = False,
+    encoding: str,
 ) -> Advanced:
     if isinstance(output, SlotOutputs) and streams.shape[0] < MANY_ROWS:
         output = output.combined()
     pending = None if output is None else (output, post, comb)
-    encoding = "rounded" if rounds else "codes" if quantizes else ""
     return launch(streams, pre, (weight, eps), pending, keeps_values=keeps_values, encoding=encoding)

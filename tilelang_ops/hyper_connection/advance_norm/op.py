@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from tilelang_ops.common.dispatch import backend
+from tilelang_ops.common.row_codes import RowCodes
 from tilelang_ops.moe.combine_slots.op import SlotOutputs
+
+ENCODINGS = ("", "codes", "rounded", "units")
 
 
 @dataclass(frozen=True)
@@ -21,6 +24,7 @@ class Advanced:
         codes: [n, width] and
         scales: [n, width / 32] uint8, `values` as FP8, if asked for.
         rounded: [n, width] what these mean, in the dtype of the streams, if asked for.
+        units: what `rounded` becomes for products in FP8, if asked for.
     """
 
     streams: Tensor
@@ -29,6 +33,7 @@ class Advanced:
     codes: Tensor | None
     scales: Tensor | None
     rounded: Tensor | None = None
+    units: RowCodes | None = None
 
 
 def advance_norm(
@@ -41,8 +46,7 @@ def advance_norm(
     comb: Tensor | None = None,
     *,
     keeps_values: bool = True,
-    quantizes: bool = False,
-    rounds: bool = False,
+    encoding: str = "",
 ) -> Advanced:
     """A fusion: `advance_streams`, then `rms_norm` of the collapsed vector, then FP8.
 
@@ -50,14 +54,15 @@ def advance_norm(
         streams: [n, m, width]; it, pre, output, post and comb are as in `advance_streams`.
         output: also what `combine_slots` would add up to it.
         weight, eps: as in `rms_norm`.
-        keeps_values, quantizes, rounds: which forms of the normalised vector to hand out, at least one and
-            not both of the latter.
+        keeps_values: hand out the normalised vector.
+        encoding: how to hand it out encoded: "codes" with scales, "rounded", "units", for these the width is
+            a multiple of 128, or "" for none; then it must be kept.
     """
     assert streams.is_contiguous() and pre.shape == streams.shape[:2], f"{streams.shape=} {pre.shape=}"
     assert weight.shape == streams.shape[2:] and weight.is_contiguous(), f"{streams.shape=} {weight.shape=}"
-    assert keeps_values or quantizes or rounds, "nothing to hand out"
-    assert not (quantizes and rounds), "codes and rounded values"
-    assert not (quantizes or rounds) or streams.shape[2] % 32 == 0, f"{streams.shape=}"
+    assert encoding in ENCODINGS, f"{encoding=} is none of {ENCODINGS}"
+    assert keeps_values or encoding, "nothing to hand out"
+    assert not encoding or streams.shape[2] % 32 == 0, f"{streams.shape=}"
     return backend(__package__, streams.device).run(
-        streams, pre, weight, eps, output, post, comb, keeps_values, quantizes, rounds
+        streams, pre, weight, eps, output, post, comb, keeps_values, encoding
     )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import Tensor
 
 from tilelang_ops.common.numerics import decode_fp8, encode_fp8
+from tilelang_ops.common.row_codes import RowCodes
 from tilelang_ops.hyper_connection.advance_norm.op import Advanced
 from tilelang_ops.hyper_connection.advance_streams import reference as advance_streams
 from tilelang_ops.moe.combine_slots.op import SlotOutputs
@@ -20,13 +23,19 @@ def run(
     post: Tensor | None,
     comb: Tensor | None,
     keeps_values: bool,
-    quantizes: bool,
-    rounds: bool = False,
+    encoding: str,
 ) -> Advanced:
     if isinstance(output, SlotOutputs):
         output = output.combined()
     streams, collapsed, mean_square = advance_streams.run(streams, pre, output, post, comb)
     values = rms_norm.run(collapsed, weight, eps)
-    codes, scales = encode_fp8(values) if quantizes else (None, None)
-    rounded = decode_fp8(*encode_fp8(values)).to(values.dtype) if rounds else None
-    return Advanced(streams, mean_square, values if keeps_values else None, codes, scales, rounded)
+    kept = values if keeps_values else None
+    advanced = Advanced(streams, mean_square, kept, None, None)
+    if not encoding:
+        return advanced
+    if encoding == "units":
+        return replace(advanced, units=RowCodes.encode(values))
+    codes, scales = encode_fp8(values)
+    if encoding == "codes":
+        return replace(advanced, codes=codes, scales=scales)
+    return replace(advanced, rounded=decode_fp8(codes, scales).to(values.dtype))

@@ -18,6 +18,7 @@ def _builds(model: ModelSizes) -> list[dict[str, Any]]:
     hidden, streams = model.hidden_size, model.hc_mult
     narrowing = {
         2 * hidden,  # an activation
+        hidden,  # its codes
         2 * (model.q_lora_rank + model.head_dim),
         2 * streams * hidden,
         4 * streams,

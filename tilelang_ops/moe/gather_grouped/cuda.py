@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from tilelang_ops.common.kernels import cuda_kernel
+from tilelang_ops.common.row_codes import UNIT, RowCodes
 from tilelang_ops.moe.gather_grouped.op import GroupedInputs
 from tilelang_ops.moe.gather_slots import cuda as gather_slots
+from tilelang_ops.moe.gather_slots.cuda import move, operands, row_forms, tensor_shapes
 from tilelang_ops.moe.group_rows import cuda as group_rows
 from tilelang_ops.moe.group_rows.cuda import THREADS, WARPS, count_all, place_all, store_offsets
 
@@ -20,15 +22,16 @@ PLACES = 4  # of a block
 
 @cuda_kernel(
     builds=lambda model: [
-        {"width": model.hidden_size // 4, "num_slots": slots, "num_experts": experts, "rounds": rounds}
+        {**form, "num_slots": slots, "num_experts": experts, "rounds": rounds}
+        for form in row_forms(model)
         for experts, slots in model.expert_sorts
         for rounds in (FEW_ROUNDS, ROUNDS)
     ]
 )
-def kernel(width: int, num_slots: int, num_experts: int, rounds: int):
-    """`width` of a row in units of 8 bytes, even."""
-    n, num_places = T.dynamic("n"), T.dynamic("num_places")
-    parts = width // 2
+def kernel(width: int, is_coded: bool, num_slots: int, num_experts: int, rounds: int):
+    n, num_places, padded = (T.dynamic(name) for name in ("n", "num_places", "padded"))
+    row_width, row_type, out_width, out_type, parts = tensor_shapes(width, is_coded)
+    padded = padded if is_coded else n
     sizes = (num_places, 1, num_experts, 1, rounds)
 
     @T.macro
@@ -41,10 +44,11 @@ def kernel(width: int, num_slots: int, num_experts: int, rounds: int):
 
     @T.prim_func
     def gather_grouped(
-        rows: T.Tensor((n, width), "int64"),
+        rows: T.Tensor((n, row_width), row_type),
+        scales: T.Tensor((T.ceildiv(width, UNIT), padded), "float32"),
         weights: T.Tensor((num_places,), "float32"),
         ids: T.Tensor((num_places,), "int32"),
-        out: T.Tensor((num_places, width), "int64"),
+        out: T.Tensor((num_places, out_width), out_type),
         factors: T.Tensor((num_places,), "float32"),
         places: T.Tensor((num_places,), "int32"),
         offsets: T.Tensor((num_experts + 1,), "int32"),
@@ -72,34 +76,29 @@ def kernel(width: int, num_slots: int, num_experts: int, rounds: int):
                     for i in T.unroll(T.ceildiv(parts, THREADS)):
                         part = i * THREADS + thread
                         if part < parts:
-                            moved = T.alloc_local((2,), "int64")
-                            for k in T.vectorized(2):
-                                moved[k] = rows[row, part * 2 + k]
-                            for k in T.vectorized(2):
-                                out[block * PLACES + p, part * 2 + k] = moved[k]
+                            move(rows, scales, out, row, block * PLACES + p, part, is_coded)
                     if thread == 0:
                         factors[block * PLACES + p] = weights[slot]
 
     return gather_grouped
 
 
-def run(rows: Tensor, weights: Tensor, ids: Tensor, num_experts: int) -> GroupedInputs:
+def run(rows: Tensor | RowCodes, weights: Tensor, ids: Tensor, num_experts: int) -> GroupedInputs:
     num_places = ids.numel()
     if num_places > ROUNDS * THREADS or num_places == 0:
         grouped = group_rows.run(ids, num_experts, 1)
-        out, factors = rows.new_empty(0, rows.shape[1]), weights.new_empty(0)
+        out, factors = operands(rows, 0)[1], weights.new_empty(0)
         if num_places > 0:
             out, factors = gather_slots.run(rows, weights, grouped.slots)
         return GroupedInputs(out, factors, grouped.places, grouped.offsets)
-    out = rows.new_empty(num_places, rows.shape[1])
+    sizes, out, inputs, out_wide = operands(rows, num_places)
     factors, places = weights.new_empty(num_places), torch.empty_like(ids)
     offsets = ids.new_empty(num_experts + 1)
-    wide, out_wide = (t.view(torch.uint8).view(torch.int64) for t in (rows, out))
     program = kernel(
-        width=wide.shape[1],
+        **sizes,
         num_slots=ids.shape[1],
         num_experts=num_experts,
         rounds=FEW_ROUNDS if num_places <= FEW_ROUNDS * THREADS else ROUNDS,
     )
-    program(wide, weights.view(-1), ids.view(-1), out_wide, factors, places.view(-1), offsets)
+    program(*inputs, weights.view(-1), ids.view(-1), out_wide, factors, places.view(-1), offsets)
     return GroupedInputs(out, factors, places, offsets)

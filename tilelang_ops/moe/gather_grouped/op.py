@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from tilelang_ops.common.dispatch import backend
+from tilelang_ops.common.row_codes import RowCodes
 
 
 @dataclass(frozen=True)
@@ -27,17 +28,19 @@ class GroupedInputs:
     offsets: Tensor
 
 
-def gather_grouped(rows: Tensor, weights: Tensor, ids: Tensor, num_experts: int) -> GroupedInputs:
+def gather_grouped(rows: Tensor | RowCodes, weights: Tensor, ids: Tensor, num_experts: int) -> GroupedInputs:
     """A fusion: `group_rows` with tiles of one row, then `gather_slots`.
 
     Args:
-        rows: [n, width] of any dtype of 2 or 4 bytes, contiguous, width a multiple of 32.
+        rows: [n, width] of any dtype of 2 or 4 bytes, contiguous, width a multiple of 32; or by their codes,
+            which become bfloat16.
         weights: [n, k] float32, contiguous.
         ids: [n, k] int32 the expert of each slot, contiguous; a slot whose id is outside
             0 ... num_experts - 1 is left out.
         num_experts: E.
     """
     assert ids.dtype == torch.int32 and ids.shape == weights.shape, f"{ids.dtype=} {ids.shape=}"
-    assert rows.is_contiguous() and weights.is_contiguous() and ids.is_contiguous(), f"{rows.stride()=}"
-    assert rows.shape[0] == ids.shape[0] and rows.shape[1] % 32 == 0, f"{rows.shape=} {ids.shape=}"
-    return backend(__package__, rows.device).run(rows, weights, ids, num_experts)
+    table = rows.codes if isinstance(rows, RowCodes) else rows
+    assert table.is_contiguous() and weights.is_contiguous() and ids.is_contiguous(), f"{table.stride()=}"
+    assert table.shape[0] == ids.shape[0] and table.shape[1] % 32 == 0, f"{table.shape=} {ids.shape=}"
+    return backend(__package__, table.device).run(rows, weights, ids, num_experts)

@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from tilelang_ops.common.cuda_numerics import amax_bits, e8m0_inverse, e8m0_value, fp8_scale_byte
+from tilelang_ops.common.cuda_row_codes import group_in_unit, unit_code
 from tilelang_ops.common.kernels import cuda_kernel
 from tilelang_ops.common.numerics import E4M3
+from tilelang_ops.common.row_codes import UNIT, scale_shape
 
 THREADS = 128
 GROUP = 32
@@ -27,16 +29,23 @@ GROUP = 32
         for result, weighted, slots in (
             ("bfloat16", False, False),
             ("rounded", False, False),
+            ("units", False, False),
         )
+        if result != "units" or model.moe_intermediate_size % UNIT == 0
     ]
 )
 def kernel(width: int, source: str, result: str, is_weighted: bool, has_slots: bool):
     n, num_weights = T.dynamic("n"), T.dynamic("num_weights") if has_slots else None
     num_weights = n if num_weights is None else num_weights
-    """`result` is a dtype, E4M3 with scales or another without, or "rounded": what E4M3 would mean."""
-    rounds = result == "rounded"
-    quantizes = rounds or result == "float8_e4m3fn"
-    result = source if rounds else result
+    """`result` is a dtype, E4M3 with scales or another without, "rounded": what E4M3 would mean, or
+    "units"."""
+    rounds, in_units = result == "rounded", result == "units"
+    quantizes = rounds or in_units or result == "float8_e4m3fn"
+    result = source if rounds else "float8_e4m3fn" if in_units else result
+    near = 4 if in_units else 1  # groups of a unit
+    assert not in_units or width % UNIT == 0, f"{width=}: no whole units"
+    scales_shape = (width // UNIT, T.dynamic("padded")) if in_units else (n, width // GROUP)
+    scale_type = "float32" if in_units else "uint8"
     step = 8 if width % 8 == 0 else 1
     parts = GROUP // step if quantizes else 1
     groups = width // (parts * step)
@@ -45,6 +54,7 @@ def kernel(width: int, source: str, result: str, is_weighted: bool, has_slots: b
     shares = [t for t in range(warp_groups, THREADS // parts + 1, warp_groups) if groups % t == 0]
     tile = max(shares, default=THREADS // parts)
     threads = tile * parts
+    far = tile // near
 
     @T.prim_func
     def swiglu_quantize(
@@ -52,15 +62,16 @@ def kernel(width: int, source: str, result: str, is_weighted: bool, has_slots: b
         weight: T.Tensor((num_weights,), "float32"),
         slots: T.Tensor((n,), "int32"),
         out: T.Tensor((n, width), result),
-        scales: T.Tensor((n, width // GROUP), "uint8"),
+        scales: T.Tensor(scales_shape, scale_type),
         limit: T.float32,
     ):
         with T.Kernel(n, T.ceildiv(groups, tile), threads=threads) as (row, block):
-            values = T.alloc_fragment((tile, parts, step), "float32")
-            largest = T.alloc_fragment((tile, parts), "int32")
-            amax = T.alloc_fragment((tile,), "int32")
-            factor = T.alloc_fragment((tile,), "float32")
-            scales_of = T.alloc_fragment((tile,), "float32")
+            values = T.alloc_fragment((far, near, parts, step), "float32")
+            largest = T.alloc_fragment((far, near, parts), "int32")
+            amax = T.alloc_fragment((far, near), "int32")
+            top_of = T.alloc_fragment((far,), "int32")
+            factor = T.alloc_fragment((far, near), "float32")
+            scales_of = T.alloc_fragment((far, near), "float32")
             scale = T.alloc_var("float32")
             is_empty = T.alloc_var("int32")
             scale = 1.0
@@ -74,8 +85,8 @@ def kernel(width: int, source: str, result: str, is_weighted: bool, has_slots: b
             elif is_weighted:
                 scale = weight[row]
             if is_empty == 0:
-                for g, p in T.Parallel(tile, parts):
-                    start = ((block * tile + g) * parts + p) * step
+                for f, e, p in T.Parallel(far, near, parts):
+                    start = ((block * tile + f * near + e) * parts + p) * step
                     gate = T.alloc_local((step,), "float32")
                     up = T.alloc_local((step,), "float32")
                     top = T.alloc_var("float32")
@@ -102,31 +113,45 @@ def kernel(width: int, source: str, result: str, is_weighted: bool, has_slots: b
                                 out[row, start + k] = T.cast(gate[k], result)
                     if quantizes:
                         for k in T.vectorized(step):
-                            values[g, p, k] = gate[k]
-                        largest[g, p] = amax_bits(top, total)
+                            values[f, e, p, k] = gate[k]
+                        largest[f, e, p] = amax_bits(top, total)
                 if quantizes:
-                    T.reduce_max(largest, amax, dim=1)
-                    for g in T.Parallel(tile):
-                        byte = fp8_scale_byte(amax[g])
-                        factor[g] = e8m0_inverse(byte)
-                        if rounds:
-                            scales_of[g] = e8m0_value(byte)
-                        elif block * tile + g < groups:
-                            scales[row, block * tile + g] = T.cast(byte, "uint8")
-                    for g, p in T.Parallel(tile, parts):
-                        start = ((block * tile + g) * parts + p) * step
+                    T.reduce_max(largest, amax, dim=2)
+                    if in_units:
+                        T.reduce_max(amax, top_of, dim=1)
+                        for f in T.Parallel(far):
+                            top_of[f] = fp8_scale_byte(top_of[f])
+                            if block * tile + f * near < groups:
+                                scales[block * far + f, row] = e8m0_value(top_of[f])
+                    for f, e in T.Parallel(far, near):
+                        byte = fp8_scale_byte(amax[f, e])
+                        factor[f, e] = e8m0_inverse(byte)
+                        if in_units:
+                            scales_of[f, e] = group_in_unit(byte, top_of[f])
+                        elif rounds:
+                            scales_of[f, e] = e8m0_value(byte)
+                        elif block * tile + f < groups:
+                            scales[row, block * tile + f] = T.cast(byte, "uint8")
+                    for f, e, p in T.Parallel(far, near, parts):
+                        start = ((block * tile + f * near + e) * parts + p) * step
                         if start < width:
-                            v = T.alloc_local((step,), "float32")
-                            for k in T.vectorized(step):
-                                v[k] = values[g, p, k] * factor[g]
-                            if rounds:
-                                code = T.alloc_local((step,), "float8_e4m3fn")
+                            if in_units:
                                 for k in T.vectorized(step):
-                                    code[k] = T.cast(v[k], "float8_e4m3fn")
+                                    out[row, start + k] = unit_code(
+                                        values[f, e, p, k], factor[f, e], scales_of[f, e]
+                                    )
+                            else:
+                                v = T.alloc_local((step,), "float32")
                                 for k in T.vectorized(step):
-                                    v[k] = T.cast(code[k], "float32") * scales_of[g]
-                            for k in T.vectorized(step):
-                                out[row, start + k] = T.cast(v[k], result)
+                                    v[k] = values[f, e, p, k] * factor[f, e]
+                                if rounds:
+                                    code = T.alloc_local((step,), "float8_e4m3fn")
+                                    for k in T.vectorized(step):
+                                        code[k] = T.cast(v[k], "float8_e4m3fn")
+                                    for k in T.vectorized(step):
+                                        v[k] = T.cast(code[k], "float32") * scales_of[f, e]
+                                for k in T.vectorized(step):
+                                    out[row, start + k] = T.cast(v[k], result)
 
     return swiglu_quantize
 
@@ -139,19 +164,22 @@ def launch(
     slots: Tensor | None,
     *,
     rounds: bool = False,
+    in_units: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Values of `dtype`; for E4M3 with their scales."""
     num_rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty(num_rows, width, dtype=dtype, device=gate_up.device)
     scales = None
-    if dtype == E4M3:
+    if in_units:
+        scales = torch.empty(scale_shape(num_rows, width), device=gate_up.device)
+    elif dtype == E4M3:
         scales = torch.empty(num_rows, width // GROUP, dtype=torch.uint8, device=gate_up.device)
     if num_rows > 0:
         source, result = (str(d).removeprefix("torch.") for d in (gate_up.dtype, dtype))
         program = kernel(
             width=width,
             source=source,
-            result="rounded" if rounds else result,
+            result="rounded" if rounds else "units" if in_units else result,
             is_weighted=weight is not None,
             has_slots=slots is not None,
         )
@@ -160,6 +188,8 @@ def launch(
     return out, scales
 
 
-def run(gate_up: Tensor, limit: float, weight: Tensor | None, slots: Tensor | None) -> tuple[Tensor, Tensor]:
-    codes, scales = launch(gate_up, limit, E4M3, weight, slots)
+def run(
+    gate_up: Tensor, limit: float, weight: Tensor | None, slots: Tensor | None, in_units: bool = False
+) -> tuple[Tensor, Tensor]:
+    codes, scales = launch(gate_up, limit, E4M3, weight, slots, in_units=in_units)
     return codes.view(torch.uint8), scales

@@ -1,0 +1,1 @@
+"""Operator `gather_columns`: see op.py for its meaning."""
