@@ -3,6 +3,7 @@
 form            holds                                     on
 Experts         exact values, bfloat16 or float32         CPU
 PackedExperts   E2M1 codes and scales of some, packed     GPU
+CodesExperts    the same, packed for products in FP8      GPU that has them, activations in FP8
 """
 
 from __future__ import annotations
@@ -17,13 +18,18 @@ from deepinfer.config import Arithmetic
 from deepinfer.layers.inputs import Inputs
 from deepinfer.ops.experts import routed_experts
 from deepinfer.utils.aside import Aside
-from tilelang_ops.gemm import grouped_linear_mxfp4, grouped_swiglu_mxfp4
-from tilelang_ops.moe import SlotOutputs, combine_slots, gather_grouped
-from tilelang_ops.projection import round_rows
+from tilelang_ops.gemm import (
+    grouped_linear_mxfp4,
+    grouped_linear_w4a8,
+    grouped_swiglu_mxfp4,
+    grouped_swiglu_w4a8,
+)
+from tilelang_ops.moe import SlotOutputs, combine_slots, gather_codes, gather_grouped
+from tilelang_ops.projection import encode_units, round_rows
 
 
 class RoutedExperts(Protocol):
-    """What both forms offer."""
+    """What every form offers."""
 
     def __call__(
         self,
@@ -133,6 +139,56 @@ class PackedExperts:
             round_output=rounds,
         )
         outputs = grouped_linear_mxfp4(product, self.w2, grouped.offsets, self.hidden)
+        if shared is None:
+            return combine_slots(outputs, grouped.places, None, None, torch.float32)
+        return SlotOutputs(outputs, grouped.places, shared.result())
+
+
+@dataclass(frozen=True)
+class CodesExperts:
+    """The same experts for products in FP8.
+
+    Attributes:
+        w13: [E, ..] int32 and
+        w13_references: [E, ..] float32 of `expert_packing.pack_experts(.., gated=True)`.
+        w2: [E, ..] int32 and
+        w2_references: [E, ..] float32 of `expert_packing.pack_experts`.
+        hidden, inner, first: as in `PackedExperts`.
+    """
+
+    w13: Tensor
+    w13_references: Tensor
+    w2: Tensor
+    w2_references: Tensor
+    hidden: int
+    inner: int
+    first: int = 0
+
+    def __call__(
+        self,
+        x: Tensor | Inputs,
+        expert_ids: Tensor,
+        expert_weights: Tensor,
+        limit: float,
+        arithmetic: Arithmetic,
+        shared: Aside[Tensor] | None = None,
+    ) -> Tensor | SlotOutputs:
+        """As `RoutedExperts`; every size is a bound made from shapes, nothing waits for the device."""
+        assert arithmetic.fp8_products, "these experts are for products in FP8"
+        rows = encode_units(x) if isinstance(x, Tensor) else x.codes
+        assert rows is not None, "the rows are not at hand by their codes"
+        ids = expert_ids if self.first == 0 else expert_ids - self.first
+        grouped = gather_codes(rows, expert_weights, ids, self.w13.shape[0])
+        product = grouped_swiglu_w4a8(
+            grouped.rows,
+            self.w13,
+            self.w13_references,
+            grouped.offsets,
+            grouped.factors,
+            limit,
+            self.inner,
+        )
+        outputs = grouped_linear_w4a8(product, self.w2, self.w2_references, grouped.offsets, self.hidden)
         if shared is None:
             return combine_slots(outputs, grouped.places, None, None, torch.float32)
         return SlotOutputs(outputs, grouped.places, shared.result())
