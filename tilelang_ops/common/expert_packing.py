@@ -25,7 +25,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tilelang_ops.common.numerics import decode_e2m1
+from tilelang_ops.common.numerics import E4M3, decode_e2m1
 from tilelang_ops.common.packing import MAX_MXFP4_SCALE
 
 BLOCK = 64  # weight rows and channels of a packed block
@@ -94,6 +94,24 @@ def unpack_experts(packed: Tensor, references: Tensor, *, gated: bool = False) -
     powers = torch.exp2(s.float() - (MAX_SHIFT - TOP_POWER)) * references.unsqueeze(-1)
     weights = values * powers.repeat_interleave(PIECE, -1)
     return weights.unflatten(1, (-1, 2, 32)).transpose(1, 2).flatten(1, 3) if gated else weights
+
+
+def weight_codes(packed: Tensor) -> Tensor:
+    """The E4M3 codes that programs decode of `pack_experts`'s weights, row by row as they are packed.
+
+    Returns:
+        [copies, ceil(n / 64) * 64, ceil(k / 64) * 64] uint8; a row times its reference is the weight's.
+    """
+    codes = torch.empty(*weight_codes_shape(packed), dtype=torch.uint8, device=packed.device)
+    ones = torch.ones(1, codes.shape[1], device=packed.device)
+    for blocks, out in zip(packed.split(1), codes, strict=True):  # float32 values of one expert at a time
+        out[:] = unpack_experts(blocks, ones)[0].to(E4M3).view(torch.uint8)
+    return codes
+
+
+def weight_codes_shape(packed: Tensor) -> tuple[int, int, int]:
+    """Of the result of `weight_codes`."""
+    return packed.shape[0], packed.shape[1] * BLOCK, packed.shape[2] * BLOCK
 
 
 def _interleave(rows: Tensor, gated: bool) -> Tensor:

@@ -122,6 +122,24 @@ def decoded_word(packed, step, i, j):
 
 
 @T.macro
+def find_expert(offsets, num_experts, slot, found, block_n):
+    """The expert of a slot and its tile there: slots of expert e begin at e + offsets[e] // block_n.
+
+    What is found goes through shared memory: producers and consumers would each have a copy of a thread's
+    own memory.
+    """
+    expert = T.alloc_local((1,), "int32")
+    expert[0] = 0
+    for bit in T.unroll(EXPERT_BITS):
+        candidate = expert[0] + (1 << (EXPERT_BITS - 1 - bit))
+        if candidate < num_experts:  # noqa: SIM102  guards the load
+            if offsets[candidate] // block_n <= slot - candidate:
+                expert[0] = candidate
+    found[0] = expert[0]
+    found[1] = slot - expert[0] - offsets[expert[0]] // block_n
+
+
+@T.macro
 def store_activated(staged, out, scales, factors, limit, first_row, count, first_column, columns, threads):
     """Activate a tile of products, and store it by its codes.
 
@@ -270,29 +288,12 @@ def expert_program(
             stage_chunk(total, reference, staged, c * chunk)
 
     @T.macro
-    def find_expert(offsets, num_experts, slot, found):
-        """The expert of a slot and its tile there: slots of expert e begin at e + offsets[e] // block_n.
-
-        What is found goes through shared memory: producers and consumers would each have a copy of a thread's
-        own memory.
-        """
-        expert = T.alloc_local((1,), "int32")
-        expert[0] = 0
-        for bit in T.unroll(EXPERT_BITS):
-            candidate = expert[0] + (1 << (EXPERT_BITS - 1 - bit))
-            if candidate < num_experts:  # noqa: SIM102  guards the load
-                if offsets[candidate] // block_n <= slot - candidate:
-                    expert[0] = candidate
-        found[0] = expert[0]
-        found[1] = slot - expert[0] - offsets[expert[0]] // block_n
-
-    @T.macro
     def run(x, scales, weights, references, offsets, index, slot, finish, outputs):
         T.annotate_producer_reg_dealloc(24)
         T.annotate_consumer_reg_alloc(CONSUMER_REGISTERS[blocks])
         totals = [T.alloc_fragment((block_m, chunk), "float32") for _ in range(tile.chunks)]
         found = T.alloc_shared((2,), "int32")
-        find_expert(offsets, num_offsets - 1, slot, found)
+        find_expert(offsets, num_offsets - 1, slot, found, block_n)
         expert = found[0]
         first_row = offsets[expert] + found[1] * block_n
         count = T.min(offsets[expert + 1] - first_row, block_n)

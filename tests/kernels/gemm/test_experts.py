@@ -9,7 +9,8 @@ from torch import Tensor
 from tests.kernels.gemm.weights import mxfp4_values, mxfp4_weight
 from tests.support.compare import assert_same_bits
 from tests.support.kernel_runs import KernelRunner
-from tilelang_ops.common.expert_packing import pack_experts, unpack_experts
+from tilelang_ops.common import expert_wide
+from tilelang_ops.common.expert_packing import pack_experts, unpack_experts, weight_codes
 from tilelang_ops.common.row_codes import RowCodes, decode_units
 from tilelang_ops.gemm.grouped_linear_w4a8 import cuda as linear_cuda
 from tilelang_ops.gemm.grouped_linear_w4a8 import reference as linear_reference
@@ -123,3 +124,32 @@ def test_grouped_swiglu(run: KernelRunner, counts: list[int]) -> None:
     one, _ = run(swiglu_cuda, one_row, packed, references, one_offsets, factor, *rest)
     assert_same_bits(one.codes[:1], out.codes[row : row + 1], f"codes of row {row}")
     assert_same_bits(one.scales[:, :1], out.scales[:, row : row + 1], f"scales of row {row}")
+
+
+@pytest.mark.parametrize(("counts", "columns"), [([0, 140, 4, 20], 320), ([128], 256)])
+def test_codes_in_place_of_packed_weights(
+    run: KernelRunner, monkeypatch: pytest.MonkeyPatch, counts: list[int], columns: int
+) -> None:
+    """Many rows read a copy of the weights, with the same bits."""
+    offsets = torch.tensor([0, *counts]).cumsum(0).int()
+    num_rows = int(offsets[-1])
+    rows, factors = coded_rows(num_rows, WIDTH), torch.rand(num_rows)
+    monkeypatch.setattr(expert_wide, "MANY_ROWS", 1)
+    plain = pack_experts(*mxfp4_weight(len(counts), columns, WIDTH))
+    arguments = rows, *plain, offsets, columns
+    expected, _ = run(linear_cuda, *arguments)
+    found, _ = run(linear_cuda, *arguments, weight_codes(plain[0]))
+    assert_same_bits(found, expected)
+    gated = pack_experts(*mxfp4_weight(len(counts), columns, WIDTH), gated=True)
+    arguments = rows, *gated, offsets, factors, 10.0, columns // 2
+    expected, _ = run(swiglu_cuda, *arguments)
+    found, _ = run(swiglu_cuda, *arguments, weight_codes(gated[0]))
+    assert_same_bits(found.codes, expected.codes)
+    assert_same_bits(found.scales, expected.scales)
+
+
+def test_when_codes_are_read() -> None:
+    """From a mean of rows on, and only where there are some."""
+    codes, rows = torch.empty(2, 64, 64), RowCodes.empty(160, 64, torch.device("cpu"))
+    assert expert_wide.serves(rows, 2, codes) and not expert_wide.serves(rows, 3, codes)
+    assert not expert_wide.serves(rows, 2, None)

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from tilelang_ops.common import expert_wide
 from tilelang_ops.common.expert_products import (
     PLAIN_TILES,
     expert_program,
@@ -27,9 +28,29 @@ def kernel(columns: int, width: int, block_n: int):
     )
 
 
-def run(rows: RowCodes, weights: Tensor, references: Tensor, offsets: Tensor, columns: int) -> Tensor:
+@cuda_kernel(
+    builds=lambda model: [{"columns": model.hidden_size, "width": model.moe_intermediate_size}],
+    targets=("sm_90a",),
+    uses_tensor_cores=True,
+)
+def many_rows(columns: int, width: int):
+    return expert_wide.wide_program(name="grouped_linear_w4a8", columns=columns, width=width)
+
+
+def run(
+    rows: RowCodes,
+    weights: Tensor,
+    references: Tensor,
+    offsets: Tensor,
+    columns: int,
+    codes: Tensor | None = None,
+) -> Tensor:
     num_rows, width = rows.codes.shape
     out = torch.empty(num_rows, columns, dtype=torch.bfloat16, device=offsets.device)
+    if expert_wide.serves(rows, weights.shape[0], codes):
+        program = many_rows(columns=columns, width=width)
+        program(*expert_wide.operands(rows, codes, references), offsets, out)
+        return out
     block_n = tile_rows(num_rows, weights.shape[0], columns, PLAIN_TILES)
     program = kernel(columns=columns, width=width, block_n=block_n)
     program(*operands(rows, weights, references), offsets, out)

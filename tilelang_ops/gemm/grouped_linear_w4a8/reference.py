@@ -9,7 +9,14 @@ from tilelang_ops.common.expert_packing import unpack_experts
 from tilelang_ops.common.row_codes import RowCodes, decode_units
 
 
-def run(rows: RowCodes, weights: Tensor, references: Tensor, offsets: Tensor, columns: int) -> Tensor:
+def run(
+    rows: RowCodes,
+    weights: Tensor,
+    references: Tensor,
+    offsets: Tensor,
+    columns: int,
+    codes: Tensor | None = None,
+) -> Tensor:
     x = decode_units(rows.codes, rows.scales)
     unpacked = unpack_experts(weights, references)[:, :columns, : x.shape[1]]
     bounds = offsets.tolist()

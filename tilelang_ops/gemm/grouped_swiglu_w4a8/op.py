@@ -18,6 +18,7 @@ def grouped_swiglu_w4a8(
     factors: Tensor,
     limit: float,
     inner: int,
+    codes: Tensor | None = None,
 ) -> RowCodes:
     """`silu(min(g, limit)) * clamp(u, -limit, limit) * factors[r]`, (g, u) = weights[expert of r] @ rows[r].
 
@@ -29,14 +30,17 @@ def grouped_swiglu_w4a8(
         factors: [m] float32, the routing weights of the sorted rows.
         limit: bound of the activations; infinity for none.
         inner: channels of the output, a multiple of 32.
+        codes: as in `grouped_linear_w4a8`.
 
     Returns:
         m rows of `inner` channels. A row's bits do not depend on the other rows.
     """
     assert inner % 32 == 0 and limit > 0, f"{inner=} {limit=}"
-    check_operands(rows, weights, references, offsets, 2 * inner)
+    check_operands(rows, weights, references, offsets, 2 * inner, codes)
     num_rows = rows.codes.shape[0]
     assert factors.shape == (num_rows,) and factors.dtype == torch.float32, f"{factors.shape=} {num_rows=}"
     if num_rows == 0:
         return RowCodes.empty(0, inner, offsets.device)
-    return backend(__package__, offsets.device).run(rows, weights, references, offsets, factors, limit, inner)
+    return backend(__package__, offsets.device).run(
+        rows, weights, references, offsets, factors, limit, inner, codes
+    )

@@ -18,6 +18,7 @@ def run(
     factors: Tensor,
     limit: float,
     inner: int,
+    codes: Tensor | None = None,
 ) -> RowCodes:
     x = decode_units(rows.codes, rows.scales)
     unpacked = unpack_experts(weights, references, gated=True)[..., : x.shape[1]]
