@@ -87,6 +87,8 @@ def kernel(heads: int, rows: int, is_float: bool, unit: int, block_size: int, we
     units = _for_columns(PART_KEYS, columns) // unit
     own_rows = rows // 2 if rows % 2 == 0 else rows  # of a thread that stores scores
     tile_units = tile_keys // unit
+    # The scales of a block's keys in shared memory: worth their loads where one row's keys are decoded.
+    holds_scales = block_size > 0 and not is_float and not on_tmem
     code_shape, code_dtype = ((WIDTH,), "float32") if is_float else ((WORDS,), "int32")
     num_lines = columns * WIDTH // 8 // threads
     undo = 0.5 if is_float else 0.5 * 2.0**SHRINK
@@ -116,13 +118,17 @@ def kernel(heads: int, rows: int, is_float: bool, unit: int, block_size: int, we
     def load(raw, words, codes, scales, places, scale_places, tile):
         for i, j in T.Parallel(tile_keys, WORDS):
             raw[i, j] = codes[places[tile * tile_units + i // unit] + i % unit, j]
-        for i, t in T.Parallel(tile_keys, 4):
-            words[i, t] = scales[scale_places[tile * tile_units + i // unit] + i % unit]
+        if not holds_scales:
+            for i, t in T.Parallel(tile_keys, 4):
+                words[i, t] = scales[scale_places[tile * tile_units + i // unit] + i % unit]
 
     @T.macro
-    def decode(pairs, powers, raw, words):
+    def decode(pairs, powers, raw, words, tile):
         for i, t in T.Parallel(tile_keys, 4):
-            powers[i, t] = power_pair(words[i, t], t)
+            if holds_scales:
+                powers[i, t] = power_pair(words[tile * tile_keys + i, t], 0)
+            else:
+                powers[i, t] = power_pair(words[i, t], t)
         for i, j in T.Parallel(tile_keys, WIDTH // 2):
             word = T.cast(raw[i, j % 4 * 4 + j // 16], "uint32")
             pairs[i, j] = times(decode_pair(word, j // 4 % 4), powers[i, j % 4])
@@ -247,17 +253,18 @@ def kernel(heads: int, rows: int, is_float: bool, unit: int, block_size: int, we
                 T.clear(decoded)
                 if not is_float:
                     raw = T.alloc_fragment((tile_keys, WORDS), "int32")
-                    words = T.alloc_fragment((tile_keys, 4), "int32")
                     powers = T.alloc_fragment((tile_keys, 4), "uint32")
-                    T.annotate_layout(
-                        {
-                            raw: Fragment(
-                                raw.shape, lambda i, j: (lane_of(i, j // 4), i // 8 % 2 * 4 + j % 4)
-                            ),
-                            words: Fragment(words.shape, lambda i, t: (lane_of(i, t), i // 8 % 2)),
-                            powers: Fragment(powers.shape, lambda i, t: (lane_of(i, t), i // 8 % 2)),
-                        }
-                    )
+                    layouts = {
+                        raw: Fragment(raw.shape, lambda i, j: (lane_of(i, j // 4), i // 8 % 2 * 4 + j % 4)),
+                        powers: Fragment(powers.shape, lambda i, t: (lane_of(i, t), i // 8 % 2)),
+                    }
+                    if holds_scales:
+                        key_scales = T.alloc_shared((units * unit,), "int32")
+                        words = T.view(key_scales, (units * unit, 4), "uint8")
+                    else:
+                        words = T.alloc_fragment((tile_keys, 4), "int32")
+                        layouts[words] = Fragment(words.shape, lambda i, t: (lane_of(i, t), i // 8 % 2))
+                    T.annotate_layout(layouts)
             load_queries(lines, q, first, n, tx)
             for i in T.Parallel(columns):
                 row = first + i // heads
@@ -304,6 +311,9 @@ def kernel(heads: int, rows: int, is_float: bool, unit: int, block_size: int, we
                         place = T.if_then_else(number < most[0], number % entries, 0)
                         places[u] = pool_block * stride + place
                         scale_places[u] = T.cast(pool_block, "int64") * scale_stride + place
+                        if holds_scales:
+                            for i in T.unroll(unit):
+                                key_scales[u * unit + i] = scales[scale_places[u] + i]
                     T.sync_threads()
                     count[0] = 0
                     for tile in T.serial(tiles):
@@ -317,7 +327,7 @@ def kernel(heads: int, rows: int, is_float: bool, unit: int, block_size: int, we
                         elif on_tmem:
                             decode_from_pool(pairs, codes, scales, places, scale_places, tile)
                         else:
-                            decode(pairs, powers, raw, words)
+                            decode(pairs, powers, raw, words, tile)
                             load(
                                 raw, words, codes, scales, places, scale_places, T.min(tile + 1, count[0] - 1)
                             )
