@@ -5,11 +5,15 @@ from __future__ import annotations
 import dataclasses
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
+from deepinfer.engine import parts
 from deepinfer.engine.arg_utils import EngineArgs
 from deepinfer.settings import Settings
+from tests.support.models import load_config
 
 BAD = {
     "max_model_len": [0, -1, 1.5, "8", True, 2**31],
@@ -136,3 +140,17 @@ def test_the_prefix_cache_has_slots_of_its_own():
     assert resolve(prefix_state_interval=256).prefix_state_interval == 256
     with pytest.raises(ValueError, match="prefix_state_interval=100: expected a multiple of 128"):
         resolve(prefix_state_interval=100)
+
+
+def test_what_multiplies_codes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GPUs of SM90, where the rows of a model are whole units of 128 channels."""
+    config = load_config("v41-tiny")
+    for capability, widths, expected in (
+        ((9, 0), config.scaled_widths, True),
+        ((9, 0), (128, 96), False),
+        ((10, 0), (128,), False),
+    ):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, found=capability: found)
+        checkpoint = SimpleNamespace(config=SimpleNamespace(scaled_widths=widths))
+        assert parts._multiplies_codes(torch.device("cuda"), checkpoint) is expected
+    assert not parts._multiplies_codes(torch.device("cpu"), SimpleNamespace(config=config))
