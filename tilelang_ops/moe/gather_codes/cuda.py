@@ -9,7 +9,7 @@ import tilelang.language as T
 import torch
 from torch import Tensor
 
-from tilelang_ops.common.kernels import cuda_kernel
+from tilelang_ops.common.kernels import CUDA_TARGETS, cuda_kernel
 from tilelang_ops.common.numerics import E4M3
 from tilelang_ops.common.row_codes import SCALE_ROWS, UNIT, RowCodes
 from tilelang_ops.moe.gather_codes.op import GroupedCodes
@@ -52,7 +52,7 @@ def write_row(inputs, row, places, outputs, width, num_slots):
         {"width": model.hidden_size, "num_slots": slots}
         for slots in sorted({slots for _, slots in model.expert_sorts})
     ],
-    targets=("sm_90a",),
+    targets=CUDA_TARGETS,
 )
 def of_places(width: int, num_slots: int):
     """The places are known."""
@@ -84,7 +84,7 @@ def of_places(width: int, num_slots: int):
         for experts, slots in model.expert_sorts
         for rounds in (FEW_ROUNDS, ROUNDS)
     ],
-    targets=("sm_90a",),
+    targets=CUDA_TARGETS,
 )
 def kernel(width: int, num_slots: int, num_experts: int, rounds: int):
     n, padded = T.dynamic("n"), T.dynamic("padded")
