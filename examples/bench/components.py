@@ -16,26 +16,34 @@ BF16 = 2.0
 WINDOW_RECORD, MAIN_RECORD, INDEX_KEY, SCORE = 528, 288, 68, 4
 
 BANDWIDTH = 4.2e12  # bytes/s of a copy on an H200
-RATE = 780e12  # operations/s in bfloat16
+RATE, CODE_RATE = 780e12, 1416e12  # operations/s of its products in bfloat16 and in FP8
 
 
 @dataclass(frozen=True)
 class Work:
-    """Of one component in one step."""
+    """Of one component in one step.
+
+    Attributes:
+        bytes: moved.
+        flops: of all operations.
+        code_flops: of these, those of products whose weights are stored by codes, in FP8 or FP4.
+    """
 
     bytes: float
     flops: float
+    code_flops: float = 0
 
     def __add__(self, other: Work) -> Work:
-        return Work(self.bytes + other.bytes, self.flops + other.flops)
+        return Work(self.bytes + other.bytes, self.flops + other.flops, self.code_flops + other.code_flops)
 
     def times(self, count: float) -> Work:
         """The work of several such."""
-        return Work(self.bytes * count, self.flops * count)
+        return Work(self.bytes * count, self.flops * count, self.code_flops * count)
 
-    def floor_ms(self, bandwidth: float = BANDWIDTH, rate: float = RATE) -> float:
-        """The time that memory or arithmetic takes at least."""
-        return 1e3 * max(self.bytes / bandwidth, self.flops / rate)
+    def floor_ms(self) -> float:
+        """The time that an H200's memory or arithmetic takes at least."""
+        arithmetic = (self.flops - self.code_flops) / RATE + self.code_flops / CODE_RATE
+        return 1e3 * max(self.bytes / BANDWIDTH, arithmetic)
 
 
 @dataclass(frozen=True)
@@ -151,8 +159,12 @@ def _drafter(
 
 
 def _product(rows: float, channels: int, columns: int, weight: float, out_bytes: float = BF16) -> Work:
-    moved = channels * columns * weight + rows * (channels * BF16 + columns * out_bytes)
-    return Work(moved if rows else 0, 2.0 * rows * channels * columns)
+    is_of_codes = weight < BF16
+    moved = channels * columns * weight + rows * (
+        channels * (1 if is_of_codes else BF16) + columns * out_bytes
+    )
+    flops = 2.0 * rows * channels * columns
+    return Work(moved if rows else 0, flops, flops if is_of_codes else 0)
 
 
 def _attention_products(config: Any, rows: int) -> Work:

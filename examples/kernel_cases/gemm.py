@@ -225,6 +225,7 @@ def _first_of_codes(experts: int, rows: int, hidden: int, inner: int, copied: bo
         run=lambda x, packed, references, offsets, factors, _, copy: grouped_swiglu_w4a8(
             x, packed, references, offsets, factors, 10.0, inner, copy
         ),
+        rate=FP8_RATE,
         torch=in_torch,
         check=check,
     )
@@ -245,6 +246,7 @@ def _second_of_codes(experts: int, rows: int, hidden: int, inner: int, copied: b
         run=lambda x, packed, references, offsets, _, __, copy: grouped_linear_w4a8(
             x, packed, references, offsets, hidden, copy
         ),
+        rate=FP8_RATE,
         torch=in_torch,
         check=_close(in_torch),
     )
