@@ -22,8 +22,8 @@ class Arithmetic:
         release_caches: keep caches in the release's byte formats; False keeps float32 records and is
             meant for debugging only.
         batch_invariant: products sum in a fixed order, so a row's bits do not depend on its batch.
-        fp8_products: matrices that are stored with scales multiply codes, on GPUs that are faster so; else
-            the values that the codes mean, in bfloat16.
+        fp8_products: matrices that are stored with scales, and index scores, multiply codes, on GPUs that
+            are faster so; else the values that the codes mean, in bfloat16.
     """
 
     name: str

@@ -8,13 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from examples.kernel_cases.case import Case, Check, equal, seeded
+from examples.kernel_cases.case import BFLOAT16_RATE, FP8_RATE, Case, Check, equal, seeded
 from tilelang_ops.common.numerics import decode_mxfp4
 from tilelang_ops.indexer import candidate_scores, index_scores
 from tilelang_ops.kv_index import candidate_blocks, select_entries
 
 HEADS, WIDTH, ENTRIES = 32, 128, 128
 TOPK, BLOCK = 512, 8
+ERROR, FP8_ERROR = {"rtol": 1e-4, "atol": 1e-3}, {"rtol": 2.0**-8, "atol": 0.05}
 TABLE_BYTES = 1 << 30  # of what the work in torch makes of keys at once
 
 
@@ -28,9 +29,14 @@ def cases(small: bool = False) -> list[Case]:
             _blocks(3, 1024, 40),
             _chosen(3, 80),
         ]
-    scores = [_scores(64, 4, 131072), _scores(64, 4, 16384), _scores(1, 1024, 16384)]
+    scores = [
+        _scores(*size, in_fp8=in_fp8)
+        for in_fp8 in (False, True)
+        for size in ((64, 4, 131072), (64, 4, 16384), (1, 1024, 16384))
+    ]
+    candidates = [_candidates(64, 4, 131072, 2048, in_fp8) for in_fp8 in (False, True)]
     choices = [*(_select(256, width) for width in (16384, 131072)), _blocks(256, 131072, 2048)]
-    return [*scores, _candidates(64, 4, 131072, 2048), *choices, _chosen(256, 2048)]
+    return [*scores, *candidates, *choices, _chosen(256, 2048)]
 
 
 def _keys(seed: int, sequences: int, rows: int, keys: int) -> tuple[Tensor, ...]:
@@ -47,6 +53,10 @@ def _keys(seed: int, sequences: int, rows: int, keys: int) -> tuple[Tensor, ...]
     tables = torch.randperm(blocks, generator=generator).int().view(sequences, -1)
     row_seq = torch.arange(sequences).repeat_interleave(rows).int()
     return q, weights, codes, scales, tables, row_seq, torch.full_like(row_seq, keys)
+
+
+def _in_fp8(is_so: bool) -> str:
+    return ", in FP8" if is_so else ""
 
 
 def _weighted(q: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
@@ -69,7 +79,7 @@ def _near_exact(keys_of: Callable[..., Tensor], rtol: float, atol: float) -> Che
     return check
 
 
-def _scores(sequences: int, rows: int, keys: int) -> Case:
+def _scores(sequences: int, rows: int, keys: int, in_fp8: bool = False) -> Case:
     """`rows` queries of each of `sequences` sequences that have `keys` keys each."""
     at_once = max(1, TABLE_BYTES // (4 * WIDTH * keys))
 
@@ -92,18 +102,19 @@ def _scores(sequences: int, rows: int, keys: int) -> Case:
 
     return Case(
         op="indexer.index_scores",
-        size=f"{sequences} sequences of {rows} rows, {keys} keys",
+        size=f"{sequences} sequences of {rows} rows, {keys} keys{_in_fp8(in_fp8)}",
         bytes=sequences * keys * 68 + sequences * rows * (keys * 4 + HEADS * WIDTH * 2),
         flops=2 * sequences * rows * keys * HEADS * WIDTH,
         make=lambda seed: (*_keys(seed, sequences, rows, keys), keys),
-        run=index_scores,
+        run=lambda *args: index_scores(*args, in_fp8=in_fp8),
         torch=in_torch,
-        check=_near_exact(keys_of, rtol=1e-4, atol=1e-3),
+        check=_near_exact(keys_of, **(FP8_ERROR if in_fp8 else ERROR)),
+        rate=FP8_RATE if in_fp8 else BFLOAT16_RATE,
         check_torch=_near_exact(keys_of, rtol=2.0**-7, atol=0.1),  # products and sums are rounded to bfloat16
     )
 
 
-def _candidates(sequences: int, rows: int, keys: int, num_blocks: int) -> Case:
+def _candidates(sequences: int, rows: int, keys: int, num_blocks: int, in_fp8: bool = False) -> Case:
     """Scores of each row's own candidate blocks; keys are counted for each row."""
     chosen = num_blocks * BLOCK  # of a row
     at_once = max(1, TABLE_BYTES // (4 * WIDTH * chosen))
@@ -132,13 +143,14 @@ def _candidates(sequences: int, rows: int, keys: int, num_blocks: int) -> Case:
 
     return Case(
         op="indexer.candidate_scores",
-        size=f"{sequences} sequences of {rows} rows, {num_blocks} blocks of {BLOCK} each",
+        size=f"{sequences} sequences of {rows} rows, {num_blocks} blocks of {BLOCK} each{_in_fp8(in_fp8)}",
         bytes=sequences * rows * (chosen * (68 + 4) + HEADS * WIDTH * 2),
         flops=2 * sequences * rows * chosen * HEADS * WIDTH,
         make=make,
-        run=candidate_scores,
+        run=lambda *args: candidate_scores(*args, in_fp8=in_fp8),
         torch=in_torch,
-        check=_near_exact(keys_of_row, rtol=1e-4, atol=1e-3),
+        check=_near_exact(keys_of_row, **(FP8_ERROR if in_fp8 else ERROR)),
+        rate=FP8_RATE if in_fp8 else BFLOAT16_RATE,
         check_torch=_near_exact(keys_of_row, rtol=2.0**-7, atol=0.1),
     )
 

@@ -189,6 +189,7 @@ class Indexer:
     ) -> tuple[Tensor, Tensor | None]:
         """Entries [n, topk], and candidate blocks for later layers: its own if it `builds`, or `allowed`."""
         view, visible = caches.paged(self.source), rows.num_visible(self.ratio)
+        in_fp8 = self.arithmetic.fp8_products and self.arithmetic.release_caches  # both sides are MXFP4
         entries, blocks = [], []
         width = allowed.shape[1] * self.block_size if allowed is not None else _padded(max_visible)
         part_rows = max(1, caches.score_bytes // (4 * width))
@@ -204,10 +205,10 @@ class Indexer:
                 visible[part],
             )
             if allowed is not None:
-                scores = candidate_scores(*of_rows, allowed[part], self.block_size)
+                scores = candidate_scores(*of_rows, allowed[part], self.block_size, in_fp8)
                 entries.append(select_entries(scores, self.topk, allowed[part], self.block_size))
                 continue
-            scores = index_scores(*of_rows, width)
+            scores = index_scores(*of_rows, width, in_fp8)
             if builds:
                 blocks.append(candidate_blocks(scores, visible[part], self.block_size, self.num_blocks))
             entries.append(select_entries(scores, self.topk))

@@ -78,6 +78,7 @@ EXTERNALS = frozenset(
         *"fadd_rn fsub_rn fmul_rn fdiv_rn frcp_rn fsqrt_rn fmaf_rn expf logf fdividef".split(),
         *"umulhi mulhi umul64hi popc popcll clz clzll ffs ffsll".split(),
         *"float_as_int float_as_uint int_as_float uint_as_float float2int_rn byte_perm".split(),
+        *"bytes_of magnitude_digits relu_pair".split(),  # tilelang_ops/indexer/index_scores/fp8_program.py
     )
 )
 

@@ -15,6 +15,7 @@ def run(
     num_visible: Tensor,
     blocks: Tensor,
     block_size: int,
+    in_fp8: bool = False,
 ) -> Tensor:
     width = blocks.shape[1] * block_size
     return index_scores(
@@ -28,4 +29,5 @@ def run(
         width,
         candidates=blocks,
         block_size=block_size,
+        in_fp8=in_fp8,
     )

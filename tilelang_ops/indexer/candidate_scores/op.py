@@ -19,6 +19,7 @@ def candidate_scores(
     num_visible: Tensor,
     blocks: Tensor,
     block_size: int,
+    in_fp8: bool = False,
 ) -> Tensor:
     """The scores of `index_scores`, bit by bit, at the entries of a row's blocks; no other key is read.
 
@@ -26,6 +27,7 @@ def candidate_scores(
         q, weights, code_pool, scale_pool, block_tables, row_seq, num_visible: as in `index_scores`.
         blocks: [Q, m] int32 blocks of `block_size` consecutive entries; -1 for none, behind the others.
         block_size: entries of a block.
+        in_fp8: as in `index_scores`.
 
     Returns:
         [Q, m * block_size] float32: column c has entry blocks[c // block_size] * block_size + c % block_size;
@@ -35,6 +37,7 @@ def candidate_scores(
     assert blocks.shape[0] == q.shape[0] and block_size > 0, f"{blocks.shape=} {q.shape=} {block_size=}"
     if blocks.numel() == 0:
         return q.new_empty(q.shape[0], blocks.shape[1] * block_size, dtype=torch.float32)
+    options = {"in_fp8": True} if in_fp8 else {}  # which other backends do not know
     return backend(__package__, q.device).run(
-        q, weights, code_pool, scale_pool, block_tables, row_seq, num_visible, blocks, block_size
+        q, weights, code_pool, scale_pool, block_tables, row_seq, num_visible, blocks, block_size, **options
     )

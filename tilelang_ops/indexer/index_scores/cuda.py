@@ -10,6 +10,8 @@ channels. The next tile is loaded while one is multiplied. What else a tile cost
 there is little of it: codes are decoded in four instructions a pair, and the four threads that have the
 products of two keys share out the sums. On SM100 keys are decoded to shared memory and sums lie in tensor
 memory.
+
+`fp8_program.py` has the program that multiplies in FP8, on SM90.
 """
 
 import math
@@ -23,6 +25,8 @@ from torch import Tensor
 
 from tilelang_ops.common.kernels import cuda_kernel, num_sms
 from tilelang_ops.common.records import flat_rows, rows_per_part
+from tilelang_ops.common.sizes import ModelSizes
+from tilelang_ops.indexer.index_scores.fp8_program import index_scores_program
 from tilelang_ops.indexer.index_scores.key_codes import (
     SHRINK,
     channel,
@@ -48,29 +52,45 @@ UNIT = 8  # keys that lie together, if the pool's blocks are multiples
 NOWHERE = 1 << 30
 
 
-@cuda_kernel(
-    builds=lambda model: [
-        *(
-            {
-                "heads": model.index_n_heads,
-                "rows": rows,
-                "is_float": False,
-                "unit": UNIT,
-                "block_size": 0,
-                "weight_type": "bfloat16",
-            }
-            for rows in (1, COLUMNS // model.index_n_heads, MOST_COLUMNS // model.index_n_heads)
-        ),
+PASS_CONFIGS = {"tl.disable_safe_memory_legalize": True, "tl.disable_thread_storage_sync": True}
+
+
+def _builds(model: ModelSizes) -> list[dict[str, int | str]]:
+    """Sizes of the programs for all entries, by rows of a thread block, and of that for candidate blocks."""
+    block = model.candidate_block_size
+    some, most = (columns // model.index_n_heads for columns in (COLUMNS, MOST_COLUMNS))
+    kinds = [(1, UNIT, 0), (some, UNIT, 0), (most, UNIT, 0), (1, block, block)]
+    return [
         {
             "heads": model.index_n_heads,
-            "rows": 1,
-            "is_float": False,
-            "unit": model.candidate_block_size,
-            "block_size": model.candidate_block_size,
+            "rows": rows,
+            "unit": unit,
+            "block_size": size,
             "weight_type": "bfloat16",
-        },
-    ],
-    pass_configs={"tl.disable_safe_memory_legalize": True, "tl.disable_thread_storage_sync": True},
+        }
+        for rows, unit, size in kinds
+    ]
+
+
+@cuda_kernel(builds=_builds, targets=("sm_90a",), pass_configs=PASS_CONFIGS, uses_tensor_cores=True)
+def of_codes(heads: int, rows: int, unit: int, block_size: int, weight_type: str):
+    """As `kernel`, with products of FP8 values."""
+    columns = rows * heads
+    return index_scores_program(
+        heads=heads,
+        rows=rows,
+        unit=unit,
+        block_size=block_size,
+        weight_type=weight_type,
+        part_keys=_for_columns(PART_KEYS, columns),
+        run=RUN,
+        blocks_per_sm=_for_columns(BLOCKS_PER_SM, columns),
+    )
+
+
+@cuda_kernel(
+    builds=lambda model: [{**sizes, "is_float": False} for sizes in _builds(model)],
+    pass_configs=PASS_CONFIGS,
     uses_tensor_cores=True,
 )
 def kernel(heads: int, rows: int, is_float: bool, unit: int, block_size: int, weight_type: str, arch: str):
@@ -382,6 +402,7 @@ def run(
     max_visible: int,
     candidates: Tensor | None = None,
     block_size: int = 0,
+    in_fp8: bool = False,
 ) -> Tensor:
     num_rows, heads = q.shape[:2]
     entries = code_pool.shape[1]
@@ -390,10 +411,13 @@ def run(
     unit = math.gcd(UNIT if candidates is None else block_size, entries, UNIT)
     out = torch.empty(num_rows, width, dtype=torch.float32, device=q.device)
     is_float = scale_pool is None
+    assert not (in_fp8 and is_float), "keys in float32 are not multiplied in FP8"
     codes = flat_rows(code_pool) if is_float else flat_rows(code_pool).view(torch.int32)
     scales = block_tables.new_zeros(1) if is_float else flat_rows(scale_pool).view(torch.int32).flatten()
-    sizes = {"heads": heads, "rows": rows, "is_float": is_float, "unit": unit, "block_size": block_size}
-    kernel(**sizes, weight_type=str(weights.dtype).removeprefix("torch."))(
+    weight_type = str(weights.dtype).removeprefix("torch.")
+    sizes = {"heads": heads, "rows": rows, "unit": unit, "block_size": block_size, "weight_type": weight_type}
+    program = of_codes(**sizes) if in_fp8 else kernel(**sizes, is_float=is_float)
+    program(
         q.to(torch.bfloat16).flatten(1).contiguous().view(torch.uint32),
         weights.contiguous(),
         codes,

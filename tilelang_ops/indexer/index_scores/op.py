@@ -21,10 +21,11 @@ def index_scores(
     row_seq: Tensor,
     num_visible: Tensor,
     max_visible: int,
+    in_fp8: bool = False,
 ) -> Tensor:
     """`sum_h weights[h] * relu(q_h . key_j)` in float32 for the entries j that a row may see.
 
-    A score is a function of its query and key alone, bit by bit.
+    A score is a function of its query and key alone, and of `in_fp8`, bit by bit.
 
     Args:
         q: [Q, heads, 128] float32 or bfloat16, the rounded values.
@@ -35,6 +36,9 @@ def index_scores(
         row_seq: [Q] int32 sequence of each row.
         num_visible: [Q] int32; row i sees entries 0 ... num_visible[i] - 1.
         max_visible: columns of the result, at least max(num_visible).
+        in_fp8: on SM90 GPUs alone: multiply in FP8 (doc/kernels.md says how exactly). `q` holds MXFP4 values,
+            keys are codes, and a group of zeros in a key has no larger scale than the others, as encoders
+            write it.
 
     Returns:
         [Q, max_visible] float32, -inf at entries that the row does not see.
@@ -43,8 +47,9 @@ def index_scores(
     num_rows = q.shape[0]
     if num_rows == 0 or max_visible == 0:
         return q.new_empty(num_rows, max_visible, dtype=torch.float32)
+    options = {"in_fp8": True} if in_fp8 else {}  # which other backends do not know
     return backend(__package__, q.device).run(
-        q, weights, code_pool, scale_pool, block_tables, row_seq, num_visible, max_visible
+        q, weights, code_pool, scale_pool, block_tables, row_seq, num_visible, max_visible, **options
     )
 
 

@@ -158,6 +158,19 @@ inline uint32_t external__byte_perm(uint32_t a, uint32_t b, uint32_t selector) {
     for (int k = 0; k < 4; ++k) result |= uint32_t(both >> 8 * (selector >> 4 * k & 7) & 0xFF) << 8 * k;
     return result;
 }
+inline uint32_t external__bytes_of(uint32_t low, uint32_t high, uint32_t digits) {
+    return external__byte_perm(low, high, digits & 0xFFFF);
+}
+inline uint32_t external__magnitude_digits(uint32_t word) { return word & 0x77777777; }
+inline uint32_t external__relu_pair(uint32_t pair) {
+    uint32_t result = 0;
+    for (int k = 0; k < 2; ++k) {
+        float16 x;
+        x.bits = uint16_t(pair >> 16 * k);
+        if (float(x) > 0) result |= uint32_t(x.bits) << 16 * k;  // neither numbers below 0 nor NaN
+    }
+    return result;
+}
 inline int32_t external__popc(uint32_t a) { return __builtin_popcount(a); }
 inline int32_t external__popcll(uint64_t a) { return __builtin_popcountll(a); }
 inline int32_t external__clz(int32_t a) { return a == 0 ? 32 : __builtin_clz(uint32_t(a)); }
