@@ -64,13 +64,15 @@ from tilelang_ops.attention.sparse_attention.row_sums import (
 from tilelang_ops.common.kernels import cuda_kernel, num_sms
 from tilelang_ops.common.records import flat_rows, rows_per_part
 
+PANEL = 64  # channels that lie side by side in shared memory
+PANELS = WIDTH // PANEL
 MULTIPLIERS = THREADS - UNPACKERS  # those of the first two groups
 REGISTERS = {  # of a thread of the first group, of the second, of one that unpacks
-    "sm_90a": (200, 168, 72),
+    "sm_90a": (200, 176, 64),
     "sm_100a": (184, 184, 72),
 }
-# Named barriers beside those of key_tiles and row_sums: half of the weights are there, all are; a result has
-# left; queries have been read; a step is over; the next row is listed.
+# Named barriers beside those of key_tiles and row_sums: half of the weights are there, all are; half of a
+# result has left; queries have been read; a step is over; the next row is listed.
 HALF_WEIGHED, WEIGHED, LEFT, READ, STEP, LISTED = 1, 2, 3, 4, 5, 9
 
 
@@ -78,6 +80,25 @@ def _place(item, groups):
     """Row and first head of what a block takes at once."""
     of_row, item = T.cast(groups, "uint32"), T.cast(item, "uint32")
     return T.cast(item // of_row, "int32"), T.cast(item % of_row, "int32") * HEADS
+
+
+@T.macro
+def _send(keys, out, slot, row, head):
+    """Starts to send a result from a tile's memory, the heads of its upper half first."""
+    for half in (0, 1):
+        for panel in range(PANELS):
+            T.tma_copy(
+                keys[
+                    slot,
+                    half * (HEADS // 2) : (half + 1) * (HEADS // 2),
+                    panel * PANEL : (panel + 1) * PANEL,
+                ],
+                out[
+                    row,
+                    head + half * (HEADS // 2) : head + (half + 1) * (HEADS // 2),
+                    panel * PANEL : (panel + 1) * PANEL,
+                ],
+            )
 
 
 @cuda_kernel(
@@ -175,7 +196,7 @@ def kernel(arch: str):
                     for i in T.Parallel(HEADS):
                         sinks[i] = -T.infinity("float32")
                         if head + i < heads:
-                            sinks[i] = sink[head + i] * LOG2_E
+                            sinks[i] = sink[head + i]
                     T.mbarrier_wait_parity(loaded, turn % 2)
                     for tile in T.serial(num_tiles):
                         parity = step[0] % 2
@@ -239,7 +260,7 @@ def kernel(arch: str):
                             total[i] = total[i] * shrink[i] + tile_total[i] / shrunk
                         if tile + 1 == num_tiles:
                             for i in T.Parallel(HEADS):
-                                total[i] += T.exp2(sinks[i] - peak[i] * factor)
+                                total[i] += T.exp2(sinks[i] * LOG2_E - peak[i] * factor)
                                 total[i] = T.if_then_else(total[i] > 0, 1.0 / total[i], 0.0)
                             T.copy(total, inverses)
                             T.sync_threads(WEIGHED, MULTIPLIERS)
@@ -266,50 +287,59 @@ def kernel(arch: str):
                     (main_width, main_records, main_stride),
                 )
                 chunks = T.ceildiv(window_width, LISTERS) + T.ceildiv(main_width, LISTERS)
+                listed_row = T.alloc_local((1,), "int32")
+                last_listing = T.alloc_local((1,), "int32")  # tile of a row by which the next one is listed
+                of_tile = T.alloc_local((1,), "int32")  # chunks that are listed in each until then
                 if lister == 0:
                     changed[0] = 0
                 if lister < 4:
                     counts[lister // 2, lister % 2] = 0
                 found[0] = 0
-                load_number(ahead, indices, _place(block, groups)[0], 0, lister)
-                list_chunks(state, indices, lists, _place(block, groups)[0], 0, 0, chunks, lister)
+                listed_row[0] = _place(block, groups)[0]
+                load_number(ahead, indices, listed_row[0], 0, lister)
+                list_chunks(state, indices, lists, listed_row[0], 0, 0, chunks, lister)
                 T.named_barrier_arrive(LISTED, LISTERS + UNPACKERS)
                 if turns > 1:
-                    load_number(ahead, indices, _place(block + blocks, groups)[0], 0, lister)
+                    listed_row[0] = _place(block + blocks, groups)[0]
+                    load_number(ahead, indices, listed_row[0], 0, lister)
                 T.sync_threads(STEP, THREADS)
                 for turn in T.serial(turns):
                     num_tiles = T.max(
                         T.ceildiv(counts[turn % 2, 0], KEYS) + T.ceildiv(counts[turn % 2, 1], KEYS), 1
                     )
-                    last_listing = T.max(num_tiles - 2, 0)
-                    of_tile = T.ceildiv(chunks, last_listing + 1)
+                    last_listing[0] = T.max(num_tiles - 2, 0)
+                    of_tile[0] = T.cast(
+                        T.cast(chunks + last_listing[0], "uint32") // T.cast(last_listing[0] + 1, "uint32"),
+                        "int32",
+                    )
                     for h in (0, 1):
                         T.fill(right[h], 0.0)
                     for tile in T.serial(num_tiles):
                         parity = step[0] % 2
                         if lister == 0:
                             changed[1 - parity] = 0
-                        if turn + 1 < turns and tile <= last_listing:
+                        if turn > 0 and tile == 0:
+                            row, head = _place(block + (turn - 1) * blocks, groups)
+                            _send(keys, out, 1 - parity, row, head)
+                            T.tma_store_wait(PANELS)
+                            T.named_barrier_arrive(LEFT, GROUP + UNPACKERS)
+                            T.tma_store_wait(0)
+                        if turn + 1 < turns and tile <= last_listing[0]:
                             list_chunks(
                                 state,
                                 indices,
                                 lists,
-                                _place(block + (turn + 1) * blocks, groups)[0],
+                                listed_row[0],
                                 (turn + 1) % 2,
-                                tile * of_tile,
-                                of_tile,
+                                tile * of_tile[0],
+                                of_tile[0],
                                 lister,
                             )
-                            if tile == last_listing:
+                            if tile == last_listing[0]:
                                 T.named_barrier_arrive(LISTED, LISTERS + UNPACKERS)
                                 if turn + 2 < turns:
-                                    load_number(
-                                        ahead,
-                                        indices,
-                                        _place(block + (turn + 2) * blocks, groups)[0],
-                                        0,
-                                        lister,
-                                    )
+                                    listed_row[0] = _place(block + (turn + 2) * blocks, groups)[0]
+                                    load_number(ahead, indices, listed_row[0], 0, lister)
                         if tile > 0:
                             add(
                                 right_side,
@@ -334,6 +364,9 @@ def kernel(arch: str):
                             finish(right_side, inverses, keys, parity)
                         T.sync_threads(STEP, THREADS)
                         step[0] += 1
+                row, head = _place(block + (turns - 1) * blocks, groups)
+                _send(keys, out, (step[0] + 1) % 2, row, head)
+                T.tma_store_wait(0)
             else:
                 T.dec_max_nreg(registers[2])
                 thread = tx - MULTIPLIERS
@@ -371,13 +404,7 @@ def kernel(arch: str):
                         tile = number - lead[0]
                         other = (step[0] + 1) % 2
                         if turn > 0 and tile == 0:
-                            row, head = _place(block + (turn - 1) * blocks, groups)
-                            T.copy(
-                                keys[other, :, :],
-                                out[row, head : head + HEADS, :],
-                                prefer_instruction="tma",
-                            )
-                            T.sync_threads(LEFT, UNPACKERS)
+                            T.sync_threads(LEFT, GROUP + UNPACKERS)
                         if has_next and tile == T.max(num_tiles - 2, 0):
                             T.sync_threads(LISTED, LISTERS + UNPACKERS)
                             for pool in (0, 1):
@@ -425,10 +452,6 @@ def kernel(arch: str):
                     lead[0] = 0
                     for pool in (0, 1):
                         here[pool] = there[pool]
-                row, head = _place(block + (turns - 1) * blocks, groups)
-                T.copy(
-                    keys[(step[0] + 1) % 2, :, :], out[row, head : head + HEADS, :], prefer_instruction="tma"
-                )
 
     return sparse_attention
 
