@@ -343,14 +343,6 @@ class Settings:
         "Multiply rounded activations and weights with scales as bfloat16 values; else SM90 GPUs multiply "
         "their codes in FP8, which is faster and sums with fewer bits (doc/kernels.md).",
     )
-    expert_copy_bytes: int | None = env(
-        "DEEPINFER_EXPERT_COPY_MEMORY_LIMIT",
-        None,
-        _integer(0),
-        "Bytes that GPUs with products in FP8 may take for second copies of all routed experts' weights, "
-        "with which steps of 80 and more rows an expert are faster; there are none if they take more.",
-        "an eighth of the GPU's memory",
-    )
     engram_on_device: bool = env(
         "DEEPINFER_ENGRAM_FORCE_GPU_STORAGE",
         False,

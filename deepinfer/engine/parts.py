@@ -35,7 +35,6 @@ from deepinfer.engine.memory_plan import MemoryPlan, plan_caches, plan_fixed
 from deepinfer.kv_transfer.entry import EntryLayout
 from deepinfer.kv_transfer.keys import Identity
 from deepinfer.kv_transfer.prefix import PrefixStore
-from deepinfer.layers.experts import CodesExperts, copy_codes
 from deepinfer.models.base import ModelSpec
 from deepinfer.ops import cpu
 from deepinfer.ops.external_kernels import use_external_kernels
@@ -45,7 +44,7 @@ from deepinfer.runtime.async_batch import NgramVocab
 from deepinfer.runtime.batch_builder import BatchBuilder
 from deepinfer.runtime.cache_layout import CacheLayout
 from deepinfer.runtime.caches import Caches, default_score_bytes
-from deepinfer.runtime.memory import held_bytes, reached
+from deepinfer.runtime.memory import held_bytes
 from deepinfer.runtime.model_runner import ModelRunner
 from deepinfer.runtime.random_caches import fill_with_random_records
 from deepinfer.runtime.step_time import StepTimeCache, StepTimes, measure, sizes_to_measure
@@ -135,8 +134,6 @@ def build_parts(args: EngineArgs, settings: Settings) -> EngineParts:
     else:
         load["tables_on_host"] = not settings.engram_on_device
         model, drafter = load_model(checkpoint, arithmetic, **load)
-    if arithmetic.fp8_products:
-        _copy_experts(model, drafter, settings, device)
     score_bytes = settings.index_score_bytes or default_score_bytes(device.type)
     spec = dataclasses.replace(model.spec, scratch_bytes=score_bytes)
     if num_drafts > spec.draft_block_size:
@@ -350,18 +347,6 @@ def _multiplies_codes(device: torch.device, checkpoint: Checkpoint) -> bool:
     if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != 9:
         return False
     return all(width % UNIT == 0 for width in checkpoint.config.scaled_widths)
-
-
-def _copy_experts(model: Any, drafter: Any, settings: Settings, device: torch.device) -> None:
-    """Copies of the routed experts that are faster for many rows, where there is room."""
-    experts = [part for part in reached(model, drafter) if isinstance(part, CodesExperts)]
-    most_bytes = settings.expert_copy_bytes
-    if most_bytes is None:
-        most_bytes = (_device_bytes(device) or 0) // 8
-    if not copy_codes(experts, most_bytes):
-        logger.info(
-            "No copies of the routed experts for steps of many rows: they take more than %s", most_bytes
-        )
 
 
 def _device_bytes(device: torch.device) -> int | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -19,30 +18,26 @@ def held_bytes(*roots: Any, device: torch.device | None = None) -> int:
         device: count the tensors on it; None for all.
     """
     storages: dict[int, int] = {}
-    for value in reached(*roots):
-        if isinstance(value, Tensor) and (device is None or value.device == device):
-            storage = value.untyped_storage()
-            storages[storage.data_ptr()] = storage.nbytes()
-    return sum(storages.values())
-
-
-def reached(*roots: Any) -> Iterator[Any]:
-    """The roots, and what is reached from them through dataclasses (each once), tuples, lists and dicts."""
     seen: set[int] = set()
     work = list(roots)
     while work:
         value = work.pop()
         names = _field_names(type(value))
-        if names:
-            if id(value) in seen:
+        if isinstance(value, Tensor):
+            if device is not None and value.device != device:
                 continue
+            storage = value.untyped_storage()
+            storages[storage.data_ptr()] = storage.nbytes()
+        elif id(value) in seen:
+            continue
+        elif names:
             seen.add(id(value))
             work += [getattr(value, name) for name in names]
         elif isinstance(value, (tuple, list)):
             work += value
         elif isinstance(value, dict):
             work += value.values()
-        yield value
+    return sum(storages.values())
 
 
 @functools.cache

@@ -10,15 +10,11 @@ from torch import Tensor
 
 from examples.kernel_cases.case import FP8_RATE, Case, Check, seeded
 from tilelang_ops.common.dense_packing import pack_units, unpack_units
-from tilelang_ops.common.expert_packing import pack_experts, unpack_experts, weight_codes
-from tilelang_ops.common.expert_wide import MANY_ROWS
 from tilelang_ops.common.packing import pack_fp8, pack_mxfp4, split_float32, unpack_fp8, unpack_mxfp4
 from tilelang_ops.common.row_codes import RowCodes
 from tilelang_ops.gemm import (
     grouped_linear_mxfp4,
-    grouped_linear_w4a8,
     grouped_swiglu_mxfp4,
-    grouped_swiglu_w4a8,
     linear,
     linear_fp8,
     linear_w8a8,
@@ -39,11 +35,6 @@ def cases(small: bool = False) -> list[Case]:
         dense_shapes = DENSE
     dense = [make(n, *shape) for n in rows for shape in dense_shapes for make in (_fp8, _w8a8)]
     experts = [make(*group, hidden, inner) for group in groups for make in (_first, _second)]
-    by_codes = (_first_of_codes, _second_of_codes)
-    experts += [make(*group, hidden, inner) for group in groups for make in by_codes]
-    # Those whose weights have a copy code by code: of ranks of few experts, for many rows.
-    copied = [group for group in groups if group[0] < 8 and group[1] >= MANY_ROWS]
-    experts += [make(*group, hidden, inner, True) for group in copied for make in by_codes]
     head = [_linear(n, vocab, hidden, 1) for n in (64, 256, 1536)]
     router = [_linear(256, 384, hidden, 1), _linear(256, 1024, hidden, 1)]
     return dense + experts + head + router + [_linear(256, 24, 4 * hidden, 3)]
@@ -173,80 +164,6 @@ def _second(experts: int, rows: int, hidden: int, inner: int) -> Case:
         flops=2 * experts * rows * inner * hidden,
         make=lambda seed: _experts(experts, rows, hidden, inner, False, seed),
         run=lambda x, packed, offsets, _, __: grouped_linear_mxfp4(x, packed, offsets, hidden),
-        torch=in_torch,
-        check=_close(in_torch),
-    )
-
-
-def _experts_of_codes(
-    experts: int, rows: int, columns: int, width: int, gated: bool, copied: bool, seed: int
-) -> tuple:
-    """Arguments of both products by codes; the last of an expert's places are empty."""
-    generator = seeded(seed)
-    different = 8 if experts % 8 == 0 else experts
-    codes = _bytes(different, columns, width // 2, generator=generator)
-    scales = torch.full((different, columns, width // 32), 120, dtype=torch.uint8)
-    parts = pack_experts(codes, scales, gated=gated)
-    weights = unpack_experts(*parts, gated=gated).bfloat16()
-    packed, references, weights = (
-        t.repeat(experts // different, *[1] * (t.ndim - 1)) for t in (*parts, weights)
-    )
-    places = experts * -(-rows // 4) * 4
-    offsets = torch.arange(experts + 1, dtype=torch.int32) * (places // experts)
-    x = RowCodes.encode(_rows(places, width, generator))
-    copy = weight_codes(packed) if copied else None
-    return x, packed, references, offsets, torch.rand(places, generator=generator), weights, copy
-
-
-def _weight_bytes(experts: int, columns: int, width: int, copied: bool) -> int:
-    return experts * columns * width if copied else _expert_bytes(experts, columns, width)
-
-
-def _first_of_codes(experts: int, rows: int, hidden: int, inner: int, copied: bool = False) -> Case:
-    def in_torch(x: RowCodes, *rest: Tensor) -> RowCodes:
-        _, _, offsets, factors, weights, _ = rest
-        gate, up = _product(x.values(), offsets, weights).float().chunk(2, 1)
-        gate, up = gate.clamp(max=10.0), up.clamp(-10.0, 10.0)
-        return RowCodes.encode((torch.nn.functional.silu(gate) * up * factors.unsqueeze(1)).bfloat16())
-
-    def check(out: RowCodes, args: tuple[Any, ...]) -> None:
-        exact = in_torch(*args).values().float()  # E4M3 rounds to 2^-4 of a value
-        torch.testing.assert_close(
-            out.values().float(), exact, rtol=2.0**-3, atol=float(exact.std()) * 2.0**-6
-        )
-
-    return Case(
-        op="gemm.grouped_swiglu_w4a8",
-        size=f"{experts} experts x {rows} rows, {hidden} to 2 x {inner}" + ", a code a byte" * copied,
-        bytes=_weight_bytes(experts, 2 * inner, hidden, copied)
-        + experts * rows * (hidden + inner) * 33 // 32,
-        flops=2 * experts * rows * 2 * inner * hidden,
-        make=lambda seed: _experts_of_codes(experts, rows, 2 * inner, hidden, True, copied, seed),
-        run=lambda x, packed, references, offsets, factors, _, copy: grouped_swiglu_w4a8(
-            x, packed, references, offsets, factors, 10.0, inner, copy
-        ),
-        rate=FP8_RATE,
-        torch=in_torch,
-        check=check,
-    )
-
-
-def _second_of_codes(experts: int, rows: int, hidden: int, inner: int, copied: bool = False) -> Case:
-    def in_torch(x: RowCodes, *rest: Tensor) -> Tensor:
-        _, _, offsets, _, weights, _ = rest
-        return _product(x.values(), offsets, weights)
-
-    return Case(
-        op="gemm.grouped_linear_w4a8",
-        size=f"{experts} experts x {rows} rows, {inner} to {hidden}" + ", a code a byte" * copied,
-        bytes=_weight_bytes(experts, hidden, inner, copied)
-        + experts * rows * (inner * 33 // 32 + 2 * hidden),
-        flops=2 * experts * rows * inner * hidden,
-        make=lambda seed: _experts_of_codes(experts, rows, hidden, inner, False, copied, seed),
-        run=lambda x, packed, references, offsets, _, __, copy: grouped_linear_w4a8(
-            x, packed, references, offsets, hidden, copy
-        ),
-        rate=FP8_RATE,
         torch=in_torch,
         check=_close(in_torch),
     )

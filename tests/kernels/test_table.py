@@ -9,8 +9,6 @@ import pytest
 from tests.support.kernel_table import PAGE, covering, lenders, operators, program_counts, table
 from tilelang_ops.common.kernels import CUDA_TARGETS
 
-# The engine asks for them on SM90 GPUs alone, with `Arithmetic.fp8_products`.
-FOR_SM90 = ("gemm.grouped_linear_w4a8", "gemm.grouped_swiglu_w4a8")
 WITH_KERNELS = [folder for folder in operators() if (folder / "cuda.py").exists()]
 
 
@@ -19,9 +17,8 @@ def test_the_page_holds_the_table() -> None:
 
 
 @pytest.mark.parametrize("folder", WITH_KERNELS, ids=lambda path: f"{path.parent.name}.{path.name}")
-def test_every_kernel_has_a_test_and_its_targets(folder: Path) -> None:
+def test_every_kernel_has_a_test_and_both_targets(folder: Path) -> None:
     op = f"{folder.parent.name}.{folder.name}"
     assert any("kernels" in test.parts for test in covering(op)), "no test of its kernel"
     counts = program_counts(op)
-    targets = CUDA_TARGETS[:1] if op in FOR_SM90 else CUDA_TARGETS
-    assert set(counts) >= set(targets) or lenders(folder / "cuda.py"), counts
+    assert set(counts) >= set(CUDA_TARGETS) or lenders(folder / "cuda.py"), counts

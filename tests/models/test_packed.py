@@ -5,10 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -16,7 +14,7 @@ from torch import Tensor
 from deepinfer.checkpoint.errors import CheckpointError
 from deepinfer.checkpoint.reader import CheckpointReader
 from deepinfer.config import ARITHMETICS
-from deepinfer.layers.experts import CodesExperts, PackedExperts
+from deepinfer.layers.experts import PackedExperts
 from deepinfer.layers.linear import DenseLinear, Fp8Linear
 from deepinfer.layers.rotary import RotaryTable, RotaryTables, plain_frequencies
 from deepinfer.models.deepseek_v41 import attention, hyper_connection, moe
@@ -26,19 +24,16 @@ from deepinfer.models.deepseek_v41.needed_rows import NeededRows
 from deepinfer.models.deepseek_v41.rows import RowSet
 from deepinfer.models.deepseek_v41.weights import Weights
 from deepinfer.utils.aside import Aside
-from tests.checkpoint.micro import Entry, micro_files, random_data, write
+from tests.checkpoint.micro import Entry, micro_files, write
 from tests.models.checks import NEAR_TIE, check_logits
 from tests.support.compare import assert_same_bits
 from tests.support.draft_harness import DraftHarness
 from tests.support.forward_harness import ForwardHarness
 from tests.support.golden import golden
 from tests.support.models import DEVICES, fold_map, load_backbone, load_drafter, packed_model
-from tilelang_ops.common.expert_packing import unpack_experts
 from tilelang_ops.common.packing import unpack_fp8, unpack_mxfp4
 from tilelang_ops.gemm.grouped_linear_mxfp4 import reference as grouped_linear_mxfp4
-from tilelang_ops.gemm.grouped_linear_w4a8 import reference as grouped_linear_w4a8
 from tilelang_ops.gemm.grouped_swiglu_mxfp4 import reference as grouped_swiglu_mxfp4
-from tilelang_ops.gemm.grouped_swiglu_w4a8 import reference as grouped_swiglu_w4a8
 from tilelang_ops.gemm.linear_fp8 import reference as linear_fp8
 from tilelang_ops.gemm.linear_w8a8 import reference as linear_w8a8
 
@@ -54,8 +49,6 @@ def _unpacked_once(monkeypatch: pytest.MonkeyPatch) -> None:
         (linear_w8a8, "unpack_units"),
         (grouped_swiglu_mxfp4, "unpack_mxfp4"),
         (grouped_linear_mxfp4, "unpack_mxfp4"),
-        (grouped_swiglu_w4a8, "unpack_experts"),
-        (grouped_linear_w4a8, "unpack_experts"),
     ):
         monkeypatch.setattr(module, name, _kept(getattr(module, name)))
 
@@ -92,12 +85,6 @@ def test_weights_mean_the_same() -> None:
     assert_same_bits(
         unpack_mxfp4(experts.w2)[:, : experts.hidden, : experts.inner], expected.moe.experts.w2.float(), "w2"
     )
-    experts = packed_model("tiny-quant", takes_codes=True)[0].layers[3].moe.experts
-    assert isinstance(experts, CodesExperts)
-    w13 = unpack_experts(experts.w13, experts.w13_references, gated=True)[..., : experts.hidden]
-    w2 = unpack_experts(experts.w2, experts.w2_references)[:, : experts.hidden, : experts.inner]
-    assert_same_bits(w13, expected.moe.experts.w13.float(), "w13")
-    assert_same_bits(w2, expected.moe.experts.w2.float(), "w2")
     site, gate = layer.attn_hc.project, layer.moe.gate
     assert isinstance(site, DenseLinear) and isinstance(gate, DenseLinear) and gate.num_parts == 1
     assert_same_bits(
@@ -106,24 +93,19 @@ def test_weights_mean_the_same() -> None:
     assert_same_bits(gate.weight, expected.moe.gate.weight, "gate")
 
 
-@pytest.mark.parametrize("takes_codes", [False, True])
-def test_a_part_of_the_experts(takes_codes: bool) -> None:
+def test_a_part_of_the_experts() -> None:
     """What two ranks with half of the experts each give is together what all give."""
-    model, _ = packed_model("tiny-quant", takes_codes=takes_codes)
+    model, _ = packed_model("tiny-quant")
     experts, half = model.layers[2].moe.experts, 5
-    names = [field.name for field in dataclasses.fields(experts) if field.name.startswith("w")]
-    arithmetic = dataclasses.replace(W8A8, fp8_products=takes_codes)
     x = torch.randn(9, experts.hidden).bfloat16()
     ids = torch.stack([torch.randperm(12)[:4] for _ in range(9)]).int()
     weights = torch.rand(9, 4)
     parts = [
-        dataclasses.replace(
-            experts, **{name: getattr(experts, name)[s] for name in names}, first=s.start or 0
-        )
+        dataclasses.replace(experts, w13=experts.w13[s], w2=experts.w2[s], first=s.start or 0)
         for s in (slice(None, half), slice(half, None))
     ]
-    whole = experts(x, ids, weights, 10.0, arithmetic)
-    low, high = (part(x, ids, weights, 10.0, arithmetic) for part in parts)
+    whole = experts(x, ids, weights, 10.0, W8A8)
+    low, high = (part(x, ids, weights, 10.0, W8A8) for part in parts)
     torch.testing.assert_close(low + high, whole, rtol=1e-5, atol=1e-5)
     assert low.abs().max() > 0 and high.abs().max() > 0
 
@@ -153,30 +135,6 @@ def test_what_cannot_be_multiplied(tmp_path) -> None:
     weights = Weights(CheckpointReader(tmp_path / "plain"), is_packed=True)
     with pytest.raises(CheckpointError, match=r"without scales.*DEEPINFER_ACCELERATOR=cpu"):
         weights.experts(expert, 1)
-
-
-@pytest.mark.parametrize("lowest", [109, 108])
-def test_experts_whose_scales_are_far_apart(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, lowest: int
-) -> None:
-    """Where codes in FP8 cannot hold a row, all experts of the layer are multiplied in bfloat16."""
-    prefix, rng = "layers.2.ffn.experts", np.random.default_rng(1)
-    entries = {}
-    for name in (f"{prefix}.{expert}.{matrix}" for expert in (0, 1) for matrix in ("w1", "w2", "w3")):
-        scales = bytearray([120]) * 128
-        if name.endswith("1.w2"):
-            scales[77] = lowest
-        entries[f"{name}.weight"] = Entry("I8", (64, 32), random_data(rng, "I8", (64, 32)))
-        entries[f"{name}.scale"] = Entry("F8_E8M0", (64, 2), bytes(scales))
-    write(tmp_path, {"model.safetensors": entries})
-    (tmp_path / "model.safetensors.index.json").unlink()
-    weights = Weights(CheckpointReader(tmp_path), is_packed=True, takes_codes=True)
-    experts = weights.experts(prefix, 2)
-    if lowest == 109:
-        assert isinstance(experts, CodesExperts) and not caplog.records
-    else:
-        assert isinstance(experts, PackedExperts)
-        assert f"{prefix} is multiplied in bfloat16: MXFP4 scales of a row are 2^12 apart" in caplog.text
 
 
 FORMS = [*((device, False) for device in DEVICES), ("cpu", True)]  # kernels of codes take whole units

@@ -183,7 +183,6 @@ def test_token_ranges_that_are_refused(text: str):
 
 OWN = (
     "DISABLE_FP8_PRODUCTS",
-    "EXPERT_COPY_MEMORY_LIMIT",
     "EXTERNAL_KERNELS",
     "KERNEL_LIBRARY",
     "XGRAMMAR_MEMORY_LIMIT_BYTES",

@@ -1,7 +1,6 @@
 """Mixture of experts: which experts a row goes through, and what lies around their products."""
 
 from tilelang_ops.moe.combine_slots import SlotOutputs, combine_slots
-from tilelang_ops.moe.gather_codes import GroupedCodes, gather_codes
 from tilelang_ops.moe.gather_grouped import GroupedInputs, gather_grouped
 from tilelang_ops.moe.gather_slots.op import gather_slots
 from tilelang_ops.moe.group_rows import GroupedRows, group_rows
@@ -10,12 +9,10 @@ from tilelang_ops.moe.swiglu.op import swiglu
 from tilelang_ops.moe.swiglu_quantize import swiglu_quantize
 
 __all__ = [
-    "GroupedCodes",
     "GroupedInputs",
     "GroupedRows",
     "SlotOutputs",
     "combine_slots",
-    "gather_codes",
     "gather_grouped",
     "gather_slots",
     "group_rows",

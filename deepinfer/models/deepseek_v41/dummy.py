@@ -213,13 +213,7 @@ class DummyWeights(Weights):
         """Nothing: what nobody reads is not drawn."""
 
     def _packed_experts(
-        self,
-        prefix: str,
-        num_experts: int,
-        names: tuple[str, ...],
-        pack: Callable[..., tuple[Tensor, ...]],
-        *,
-        gated: bool,
-    ) -> tuple[Tensor, ...]:
-        one = super()._packed_experts(prefix, 1, names, pack, gated=gated)
-        return tuple(part.expand(num_experts, *part.shape[1:]).contiguous() for part in one)
+        self, prefix: str, num_experts: int, names: tuple[str, ...], *, gated: bool
+    ) -> Tensor:
+        one = super()._packed_experts(prefix, 1, names, gated=gated)
+        return one.expand(num_experts, *one.shape[1:]).contiguous()

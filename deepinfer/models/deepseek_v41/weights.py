@@ -8,16 +8,13 @@ Matrices come in one of three forms, for the device that they go to:
     form     FP8 matrix        others            routed experts     float32 matrices
     exact    Linear            Linear            Experts            Linear                CPU
     packed   Fp8Linear         DenseLinear       PackedExperts      DenseLinear, 3 terms  GPU
-    codes    CodesLinear       DenseLinear       CodesExperts       DenseLinear, 3 terms  GPU, FP8 products
-
-Experts of a layer whose scales are too far apart for codes are `PackedExperts`.
+    codes    CodesLinear       DenseLinear       PackedExperts      DenseLinear, 3 terms  GPU, FP8 products
 
 Bytes go to the device slice by slice while they are read, and are packed there.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,19 +24,16 @@ from torch import Tensor
 
 from deepinfer.checkpoint.dequantize import GROUP, NAN_E4M3, NAN_SCALE, dequantize_fp4, dequantize_fp8
 from deepinfer.checkpoint.reader import CheckpointReader
-from deepinfer.layers.experts import CodesExperts, Experts, PackedExperts, RoutedExperts
+from deepinfer.layers.experts import Experts, PackedExperts, RoutedExperts
 from deepinfer.layers.linear import CodesLinear, DenseLinear, Fp8Linear, Linear, Projection
 from deepinfer.models.deepseek_v41.tensors import is_stray
 from tilelang_ops.common.dense_packing import pack_units
-from tilelang_ops.common.expert_packing import ScalesApartError, pack_experts
 from tilelang_ops.common.packing import pack_fp8, pack_mxfp4, split_float32
 
 MIN_BFLOAT16_SCALE = (
     3  # E8M0 byte: 2^-9, the smallest E4M3 value, times its power is 2^-133, bfloat16's smallest
 )
 WIDEN_BYTES = 2 << 20  # float32 values made at a time
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -131,7 +125,9 @@ class Weights:
         if self.is_packed:
             if f"{prefix}.0.w1.scale" not in self._reader:
                 self._refuse_unscaled(f"{prefix}.0.w1")
-            return self._experts_of_device(prefix, num_experts, hidden, inner)
+            w13 = self._packed_experts(prefix, num_experts, ("w1", "w3"), gated=True)
+            w2 = self._packed_experts(prefix, num_experts, ("w2",), gated=False)
+            return PackedExperts(w13, w2, hidden, inner)
         parts = [f"{prefix}.{expert}.{name}" for expert in range(num_experts) for name in ("w1", "w3", "w2")]
         dtype = self._held_dtype(parts)
         w13 = torch.empty(num_experts, 2 * inner, hidden, dtype=dtype)
@@ -141,20 +137,6 @@ class Weights:
             self._fill(f"{prefix}.{expert}.w3", w13[expert, inner:])
             self._fill(f"{prefix}.{expert}.w2", w2[expert])
         return Experts(w13, w2, quantized=f"{prefix}.0.w1.scale" in self._reader)
-
-    def _experts_of_device(
-        self, prefix: str, num_experts: int, hidden: int, inner: int
-    ) -> PackedExperts | CodesExperts:
-        def packed(pack: Callable[..., tuple[Tensor, ...]]) -> Iterator[Tensor]:
-            for names in (("w1", "w3"), ("w2",)):
-                yield from self._packed_experts(prefix, num_experts, names, pack, gated=len(names) == 2)
-
-        if self._takes_codes:
-            try:
-                return CodesExperts(*packed(pack_experts), hidden, inner)
-            except ScalesApartError as error:
-                log.warning("%s is multiplied in bfloat16: %s", prefix, error)
-        return PackedExperts(*packed(lambda *args, **options: (pack_mxfp4(*args, **options),)), hidden, inner)
 
     def table(self, prefix: str) -> QuantTable:
         """An Engram table under `prefix` ("layers.1.engram.embed"), as stored."""
@@ -210,33 +192,24 @@ class Weights:
         return Fp8Linear(packed, columns, num_groups, prefixes[0])
 
     def _packed_experts(
-        self,
-        prefix: str,
-        num_experts: int,
-        names: tuple[str, ...],
-        pack: Callable[..., tuple[Tensor, ...]],
-        *,
-        gated: bool,
-    ) -> tuple[Tensor, ...]:
-        """FP4 matrices of all experts, those of one stacked on rows: what `pack` gives for [experts, ..]."""
-        all_of: list[Tensor] = []
+        self, prefix: str, num_experts: int, names: tuple[str, ...], *, gated: bool
+    ) -> Tensor:
+        """FP4 matrices of all experts, those of one stacked on rows: [experts, ..] int32."""
+        out = None
         for expert in range(num_experts):
             parts = [f"{prefix}.{expert}.{name}" for name in names]
             codes = torch.cat([self._stored(f"{part}.weight").view(torch.uint8) for part in parts])
             scales = torch.cat([self._stored(f"{part}.scale") for part in parts])
-            packed = self._pack(pack, parts[0], codes[None], scales[None], gated=gated)
-            if not all_of:
-                all_of = [part.new_empty(num_experts, *part.shape[1:]) for part in packed]
-            for out, part in zip(all_of, packed, strict=True):
-                out[expert] = part[0]
-        assert all_of, f"{prefix} has no experts"
-        return tuple(all_of)
+            packed = self._pack(pack_mxfp4, parts[0], codes[None], scales[None], gated=gated)
+            if out is None:
+                out = packed.new_empty(num_experts, *packed.shape[1:])
+            out[expert] = packed[0]
+        assert out is not None, f"{prefix} has no experts"
+        return out
 
     def _pack(self, pack: Callable[..., Any], prefix: str, *args: Tensor, **options: bool) -> Any:
         try:
             return pack(*args, **options)
-        except ScalesApartError:
-            raise
         except ValueError as error:
             raise self._reader.error(f"{prefix}.scale", f"cannot be multiplied on a GPU: {error}") from error
 

@@ -13,7 +13,7 @@ from tilelang_ops.common.kernels import cuda_kernel
 from tilelang_ops.common.sizes import ModelSizes
 from tilelang_ops.moe.group_rows.op import GroupedRows, capacity
 
-TILES = (1, 4)  # that the grouped products ask for
+TILES = (1,)  # that the grouped products ask for
 WARPS = 8
 THREADS = WARPS * 32
 ONE_BLOCK_ROUNDS, ROUNDS = 8, 4  # times 32 slots are the stretch of a warp

@@ -1,1 +1,0 @@
-"""Operator `grouped_linear_w4a8`: see op.py for its meaning."""
