@@ -28,8 +28,9 @@ def index_scores(
     row_seq: Tensor,
     num_visible: Tensor,
     max_visible: int,
+    in_fp8: bool = False,
 ) -> Tensor:
-    """`tilelang_ops.indexer.index_scores`.
+    """`tilelang_ops.indexer.index_scores`, in float32 also where a GPU would multiply in FP8.
 
     Raises:
         IndexError: a sequence, block or number of entries past its bound.
@@ -60,8 +61,9 @@ def candidate_scores(
     num_visible: Tensor,
     blocks: Tensor,
     block_size: int,
+    in_fp8: bool = False,
 ) -> Tensor:
-    """`tilelang_ops.indexer.candidate_scores`.
+    """`tilelang_ops.indexer.candidate_scores`, likewise.
 
     Raises:
         IndexError: a sequence, block or number of entries past its bound.

@@ -116,6 +116,24 @@ def test_in_fp8(run_fp8: KernelRunner, row_seq: list[int], visible: list[int], s
         assert_same_bits(one[0], actual[row], f"row {row} alone")
 
 
+def test_in_fp8_with_few_heads(run_fp8: KernelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight heads: 19 rows of a sequence and one of another, at most eight of which a block takes."""
+    monkeypatch.setitem(globals(), "HEADS", 8)
+    arguments = batch([0] * 19 + [1], [70] * 20)
+    actual, _ = run_fp8(cuda, *arguments, 72, in_fp8=True)
+    expected = reference.run(*arguments, 72, dtype=torch.float64)
+    assert torch.equal(actual == -torch.inf, expected == -torch.inf)
+    q, weights, codes, *rest = arguments
+    sizes = reference.run(q.abs(), weights.abs(), codes & 0x77, *rest, 72, dtype=torch.float64)
+    seen = expected.isfinite()
+    bound = sizes * (4 * (33 * 2.0**-13 + 2.0**-10) + OF_HEADS)
+    assert ((actual.double() - expected).abs() <= bound)[seen].all()
+    one, _ = run_fp8(
+        cuda, *(a[7:8] if i in (0, 1, 5, 6) else a for i, a in enumerate(arguments)), 72, in_fp8=True
+    )
+    assert_same_bits(one[0], actual[7], "a row alone")
+
+
 def test_in_fp8_of_every_code(run_fp8: KernelRunner) -> None:
     """Queries of one channel: products are values of keys, exact with groups down to 2^-14 of the largest."""
     q, _, codes, scales, tables, _, _ = batch([0] * 8, [192] * 8)

@@ -26,7 +26,7 @@ from torch import Tensor
 from tilelang_ops.common.kernels import cuda_kernel, num_sms
 from tilelang_ops.common.records import flat_rows, rows_per_part
 from tilelang_ops.common.sizes import ModelSizes
-from tilelang_ops.indexer.index_scores.fp8_program import index_scores_program
+from tilelang_ops.indexer.index_scores.fp8_program import MOST_ROWS, index_scores_program
 from tilelang_ops.indexer.index_scores.key_codes import (
     SHRINK,
     channel,
@@ -72,7 +72,13 @@ def _builds(model: ModelSizes) -> list[dict[str, int | str]]:
     ]
 
 
-@cuda_kernel(builds=_builds, targets=("sm_90a",), pass_configs=PASS_CONFIGS, uses_tensor_cores=True)
+def _builds_of_codes(model: ModelSizes) -> list[dict[str, int | str]]:
+    """The same, of as many rows as `of_codes` takes."""
+    kinds = {(sizes["block_size"], min(sizes["rows"], MOST_ROWS)): sizes for sizes in _builds(model)}
+    return [{**sizes, "rows": rows} for (_, rows), sizes in kinds.items()]
+
+
+@cuda_kernel(builds=_builds_of_codes, targets=("sm_90a",), pass_configs=PASS_CONFIGS, uses_tensor_cores=True)
 def of_codes(heads: int, rows: int, unit: int, block_size: int, weight_type: str):
     """As `kernel`, with products of FP8 values."""
     columns = rows * heads
@@ -407,6 +413,8 @@ def run(
     num_rows, heads = q.shape[:2]
     entries = code_pool.shape[1]
     rows = 1 if candidates is not None else _rows_at_once(heads, num_rows, block_tables.shape[0])
+    if in_fp8:
+        rows = min(rows, MOST_ROWS)
     width = max_visible if candidates is None else candidates.shape[1] * block_size
     unit = math.gcd(UNIT if candidates is None else block_size, entries, UNIT)
     out = torch.empty(num_rows, width, dtype=torch.float32, device=q.device)

@@ -34,6 +34,7 @@ WEIGHT_TOP = 14  # exponent of a row's largest weight
 LEAST_TOP = 32  # exponent field that smaller rows and heads count as
 NAN = 0x7FC00000
 NOWHERE = 1 << 30
+MOST_ROWS = 8  # of a thread block: columns of the second product
 
 # relu of two in float16; the codes of magnitudes in a word; bytes that digits choose, whose upper half and
 # signs need not be masked away, as `__byte_perm` does.
@@ -71,7 +72,7 @@ def index_scores_program(*, heads, rows, unit, block_size, weight_type, part_key
     units = part_keys // unit
     tile_units = TILE // unit
     num_lines = columns * WORDS // THREADS
-    assert heads % 8 == 0 and rows <= 8, f"{heads=} {rows=}"
+    assert heads % 8 == 0 and rows <= MOST_ROWS, f"{heads=} {rows=}"
 
     @T.macro
     def load_queries(lines, q, first, n, tx):
