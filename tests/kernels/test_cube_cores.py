@@ -26,7 +26,7 @@ def test_sparse_attention() -> None:
 def test_index_scores() -> None:
     scores.test_index_scores(RUN, [0, 0, 0, 0, 1, 1, 2, 2, 2], [125, 126, 127, 128, 3, 4, 190, 191, 192])
     scores.test_index_scores(RUN, [2, 1, 1, 0, 0], [0, 130, 131, 129, 17])
-    scores.test_candidate_scores(RUN)
+    scores.test_candidate_scores(RUN, in_fp8=False)
 
 
 def test_linear(monkeypatch: pytest.MonkeyPatch) -> None:
