@@ -336,12 +336,13 @@ class Settings:
         "Libraries whose kernels take the place of our own where they can, on SM100 GPUs (doc/kernels.md).",
         "none: they have not run here",
     )
-    disable_fp8_products: bool = env(
-        "DEEPINFER_DISABLE_FP8_PRODUCTS",
+    fp8_products: bool = env(
+        "DEEPINFER_FP8_PRODUCTS",
         False,
         BOOLEAN,
-        "Multiply rounded activations and weights with scales as bfloat16 values; else SM90 GPUs multiply "
-        "their codes in FP8, which is faster and sums with fewer bits (doc/kernels.md).",
+        "On SM90 GPUs multiply rounded activations and dense weights, and index queries and keys, by their "
+        "codes in FP8: faster, and sums have fewer bits (doc/kernels.md). The engine's tests on a GPU have "
+        "not run so yet.",
     )
     engram_on_device: bool = env(
         "DEEPINFER_ENGRAM_FORCE_GPU_STORAGE",

@@ -277,10 +277,11 @@ class EngineArgs:
         Args:
             settings: the environment.
             device_type: "cpu", which has all presets and float32 by default, or "cuda".
-            multiplies_codes: the device has products in FP8 that are faster than bfloat16's.
+            multiplies_codes: the device has products in FP8 that are faster than bfloat16's, which the
+                settings may ask for.
 
         Raises:
-            ValueError: a GPU has no such arithmetic.
+            ValueError: a GPU has no such arithmetic, or products in FP8 are asked for where there are none.
         """
         name = self.arithmetic or ("float32" if device_type == "cpu" else GPU_ARITHMETICS[0])
         if device_type != "cpu" and name not in GPU_ARITHMETICS:
@@ -289,11 +290,17 @@ class EngineArgs:
                 "or run on the CPU (DEEPINFER_ACCELERATOR=cpu)"
             )
         base = ARITHMETICS[name]
+        has_codes = multiplies_codes and base.quantize_activations
+        if settings.fp8_products and device_type != "cpu" and not has_codes:
+            raise ValueError(
+                f"DEEPINFER_FP8_PRODUCTS=1 with arithmetic {name!r}: products in FP8 need an SM90 GPU, the "
+                "arithmetic w8a8 and a model whose rows are multiples of 128 channels; unset it"
+            )
         invariant = self.batch_invariant if self.batch_invariant is not None else settings.batch_invariant
         return dataclasses.replace(
             base,
             batch_invariant=True if invariant is None else invariant,
-            fp8_products=multiplies_codes and base.quantize_activations and not settings.disable_fp8_products,
+            fp8_products=has_codes and settings.fp8_products,
         )
 
     def resolve_async(self, settings: Settings) -> bool:

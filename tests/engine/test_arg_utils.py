@@ -72,11 +72,17 @@ def test_arithmetic_of_a_gpu():
     settings = Settings()
     assert EngineArgs("m").resolve_arithmetic(settings, "cuda").name == "w8a8"
     assert EngineArgs("m", arithmetic="bfloat16").resolve_arithmetic(settings, "cuda").name == "bfloat16"
-    for name, disabled, taken in (("w8a8", False, True), ("w8a8", True, False), ("bfloat16", False, False)):
-        with_codes = EngineArgs("m", arithmetic=name).resolve_arithmetic(
-            Settings(disable_fp8_products=disabled), "cuda", multiplies_codes=True
+    for asked in (False, True):
+        with_codes = EngineArgs("m").resolve_arithmetic(
+            Settings(fp8_products=asked), "cuda", multiplies_codes=True
         )
-        assert with_codes.fp8_products is taken
+        assert with_codes.fp8_products is asked
+    for name, has_them in (("w8a8", False), ("bfloat16", True)):
+        with pytest.raises(ValueError, match=f"DEEPINFER_FP8_PRODUCTS=1.*{name}.*need an SM90 GPU"):
+            EngineArgs("m", arithmetic=name).resolve_arithmetic(
+                Settings(fp8_products=True), "cuda", multiplies_codes=has_them
+            )
+    assert not EngineArgs("m").resolve_arithmetic(Settings(fp8_products=True)).fp8_products  # a CPU
     for name in ("float32", "plain"):
         with pytest.raises(ValueError, match=f"{name}.*w8a8 or bfloat16.*DEEPINFER_ACCELERATOR=cpu"):
             EngineArgs("m", arithmetic=name).resolve_arithmetic(settings, "cuda")

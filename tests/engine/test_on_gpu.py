@@ -139,6 +139,17 @@ def test_log_probabilities(engine_of, alone, run):
     assert facts(generate(engine_of(run), *work(2))) == alone("work", 2)
 
 
+def test_products_in_fp8():
+    """Graphs, drafts and batches change nothing with products in FP8 either."""
+    if torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("products in FP8 are for SM90")
+    with make({**PLAIN, "fp8_products": True}) as llm:
+        found = zip(*work(), strict=True)
+        each = [facts(generate(llm, [prompt], [params]))[0] for prompt, params in found]
+    with make({**GRAPHS, "fp8_products": True}) as llm:
+        assert facts(generate(llm, *work())) == each
+
+
 def test_chunks(alone):
     """Prompts in chunks of as many rows as a decode step has."""
     with make(GRAPHS, max_num_batched_tokens=NUM_SEQS * 6) as llm:

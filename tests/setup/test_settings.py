@@ -182,7 +182,7 @@ def test_token_ranges_that_are_refused(text: str):
 
 
 OWN = (
-    "DISABLE_FP8_PRODUCTS",
+    "FP8_PRODUCTS",
     "EXTERNAL_KERNELS",
     "KERNEL_LIBRARY",
     "XGRAMMAR_MEMORY_LIMIT_BYTES",
