@@ -244,6 +244,7 @@ def _lower(program: Program, traced: Any, target: str) -> _Lowered:
     with tilelang.transform.PassContext(opt_level=3, config=configs), device:
         artifact = tilelang.lower(traced, target=device)
     source = str(artifact.kernel_source)
+    check_operands(source)
     start = source.index('extern "C" __global__')
     shared, threads = _launch_sizes(artifact.device_mod)
     return _Lowered(
@@ -254,6 +255,27 @@ def _lower(program: Program, traced: Any, target: str) -> _Lowered:
         threads=threads,
         wants_matrix=program.factory.uses_tensor_cores,
     )
+
+
+def check_operands(source: str) -> None:
+    """Assert that products with their first operand in registers read no array past its end.
+
+    TileLang counts the elements of a view, and adds them to a pointer to what was declared: if that has
+    larger ones, an instruction reads what lies behind, and no compiler says so.
+    """
+    sizes = {name: (_BYTES[kind], int(count)) for kind, name, count in _ARRAY.findall(source)}
+    steps = {name: int(count) for name, count in _LOOP.findall(source)}
+    for name, step, each in _OPERAND.findall(source):
+        size, count = sizes[name]
+        end = (steps[step] - 1) * int(each) + _OPERAND_BYTES // size
+        assert end <= count, f"an instruction reads {name}[.. {end - 1}], which has {count} elements"
+
+
+_BYTES = {"uint": 4, "int": 4, "float": 4, "bfloat16_t": 2, "half_t": 2, "fp8_e4_t": 1, "fp8_e5_t": 1}
+_ARRAY = re.compile(rf"^\s*({'|'.join(_BYTES)}) (\w+)\[(\d+)\];", re.MULTILINE)
+_LOOP = re.compile(r"for \(int (\w+) = 0; \1 < (\d+); \+\+\1\)")
+_OPERAND = re.compile(r"wgmma_rs<[^;]*?>\(reinterpret_cast<const uint32_t\*>\((\w+) \+ \((\w+) \* (\d+)\)\)")
+_OPERAND_BYTES = 16  # of a thread
 
 
 def _launch_sizes(module: Any) -> tuple[int, int]:

@@ -11,7 +11,7 @@ import pytest
 import tilelang.language as T
 
 from tests.support import build_cache, compile_checks
-from tests.support.compile_checks import Report, check, compile_all
+from tests.support.compile_checks import Report, check, check_operands, compile_all
 from tests.support.shared_passes import SharedPasses
 from tilelang_ops.common.kernels import KernelFactory, Program
 from tilelang_ops.common.sizes import RELEASE
@@ -36,6 +36,19 @@ def test_limits(change: dict, message: str) -> None:
     check(FINE, uses_tensor_cores=True)
     with pytest.raises(AssertionError, match=message):
         check(replace(FINE, **change), uses_tensor_cores=True)
+
+
+def test_operands_in_registers() -> None:
+    """Four instructions of 16 bytes each: 64 codes, or 16 words of four, 16 bytes of which are 4 words."""
+    source = """
+  {kind} decoded[{count}];
+        for (int ki = 0; ki < 4; ++ki) {{
+          tl::wgmma_rs<kFloat8_e4m3, 64>(reinterpret_cast<const uint32_t*>(decoded + (ki * {each})), x);
+"""
+    check_operands(source.format(kind="fp8_e4_t", count=64, each=16))
+    check_operands(source.format(kind="uint", count=16, each=4))
+    with pytest.raises(AssertionError, match=r"reads decoded\[\.\. 51\], which has 16 elements"):
+        check_operands(source.format(kind="uint", count=16, each=16))
 
 
 def factory(make) -> KernelFactory:
