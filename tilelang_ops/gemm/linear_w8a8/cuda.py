@@ -4,11 +4,10 @@ import torch
 from torch import Tensor
 
 from tilelang_ops.common.fp8_products import dense_program, sizes_of, tile_of, tiles_for
-from tilelang_ops.common.kernels import CUDA_TARGETS, cuda_kernel
+from tilelang_ops.common.kernels import cuda_kernel
 from tilelang_ops.common.matrix_tiles import split_count
 from tilelang_ops.common.row_codes import UNIT
-from tilelang_ops.common.segment_sums import sum_program
-from tilelang_ops.gemm.linear_fp8.cuda import shapes
+from tilelang_ops.gemm.linear_fp8.cuda import shapes, sum_parts
 
 
 def _splits(columns, width, num_groups):
@@ -38,20 +37,6 @@ def kernel(columns: int, width: int, num_groups: int, num_splits: int, in_turn: 
         num_splits=num_splits,
         in_turn=in_turn,
         **sizes_of(tile, -(-width // UNIT) // num_splits),
-    )
-
-
-@cuda_kernel(
-    builds=lambda model: [
-        {"columns": columns, "num_splits": _splits(columns, width, groups)}
-        for columns, width, groups in shapes(model)
-        if _splits(columns, width, groups) > 1
-    ],
-    targets=CUDA_TARGETS,
-)
-def sum_parts(columns: int, num_splits: int):
-    return sum_program(
-        name="sum_parts", columns=columns, num_parts=1, num_splits=num_splits, result="bfloat16"
     )
 
 

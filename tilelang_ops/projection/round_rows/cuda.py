@@ -15,6 +15,7 @@ from tilelang_ops.common.cuda_numerics import (
     fp8_scale_byte,
     mxfp4_scale_byte,
 )
+from tilelang_ops.common.cuda_rotation import rotate_pairs
 from tilelang_ops.common.kernels import cuda_kernel
 from tilelang_ops.common.sizes import ModelSizes
 from tilelang_ops.projection.encode_rows.op import Rotation
@@ -69,17 +70,7 @@ def kernel(source: str, width: int, format: str, pairs: int, heads: int):
                 if pairs > 0:
                     pair = g * (GROUP // 2) + p * 4 - first_pair
                     if pair >= 0 and row < n:
-                        c = T.alloc_local((4,), "float32")
-                        s = T.alloc_local((4,), "float32")
-                        for k in T.vectorized(4):
-                            c[k] = cos[row // heads, pair + k]
-                        for k in T.vectorized(4):
-                            s[k] = sin[row // heads, pair + k] * direction
-                        for k in T.unroll(4):
-                            a = v[2 * k]
-                            b = v[2 * k + 1]
-                            v[2 * k] = T.cast(T.cast(a * c[k] - b * s[k], source), "float32")
-                            v[2 * k + 1] = T.cast(T.cast(a * s[k] + b * c[k], source), "float32")
+                        rotate_pairs(v, cos, sin, row // heads, pair, direction, source)
                 top = T.alloc_var("float32")
                 total = T.alloc_var("float32")
                 top = 0.0
